@@ -6,20 +6,24 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
-from memplan.search.patience import PATIENCE
+from tests.forgetting import forget_everything
+
+if TYPE_CHECKING:
+    from memplan.memory.replaying.replay import OnCard
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# As patient as on the command line: what ten thousand tests have made is not looked through again and
-# again, which takes a quarter of a run.
-gc.set_threshold(PATIENCE)
+# Even more patient than the command line: to look once through the ten million objects that ten thousand
+# tests have made takes ten seconds, and finds next to nothing.
+gc.set_threshold(1_000_000_000)
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
 os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1", MEMPLAN_CONFIG="")
@@ -85,7 +89,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """What is unclosed and in a cycle is found once, not in each of pytest's five looks at all that is remembered."""
+    """What is unclosed and in a cycle is found once, not in each of pytest's five looks; not among what is remembered."""
+    forget_everything()
     gc.collect()
     gc.freeze()
 
@@ -110,6 +115,16 @@ def reference_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("there is no ../shared/reference beside this checkout")
     return folder
+
+
+@pytest.fixture
+def no_least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much less memory would do as well is not looked for: of tests that a command is read and answered."""
+
+    def as_reserved(on_card: "OnCard", *, caution: int) -> int:  # noqa: ARG001
+        return on_card(None).reserved_bytes
+
+    monkeypatch.setattr("memplan.memory.replaying.replay.floor_bytes", as_reserved)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 import memplan
-from memplan.memory.replaying.replay import OnCard
 
 pytestmark = pytest.mark.long
 
@@ -38,23 +37,17 @@ def command_of(path: Path, program: str = "memplan") -> list[str]:
     return shlex.split(command)[1:]
 
 
+@pytest.mark.usefixtures("no_least_capacity")
 @pytest.mark.parametrize("path", [*names("sweeps"), *names("setups"), *names("files")])
 def test_the_command_at_its_top_runs(
     path: Path, run: Callable[..., Any], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That it is read and answered: how much less memory would do as well is not looked for here."""
-    monkeypatch.setattr("memplan.memory.replaying.replay.floor_bytes", as_reserved)
     monkeypatch.chdir(checkout)
     command = command_of(path)
     assert f"configs/{path.parent.name}/{path.name}" in command
     outcome = run(*command)
     assert outcome.exit_code == 0, outcome.stderr
     assert "GiB" in outcome.stdout
-
-
-def as_reserved(on_card: OnCard, *, caution: int) -> int:  # noqa: ARG001
-    """What stands for the search of the least capacity: one with which a run completes."""
-    return on_card(None).reserved_bytes
 
 
 def shell(script: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:

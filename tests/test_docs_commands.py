@@ -91,6 +91,7 @@ RUN = [(page, command) for page, command in SHOWN if not is_elsewhere(command)]
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("no_least_capacity")
 @pytest.mark.parametrize(("page", "command"), RUN, ids=lambda text: text[:60])
 def test_a_command_runs(
     page: str, command: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

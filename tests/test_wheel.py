@@ -55,24 +55,42 @@ class Installed:
             return {name for name in archive.namelist() if name.startswith("memplan/")}
 
 
-def installed(checkout: Path, folder: Path, **settings: str) -> Installed:
+BUILD = (sys.executable, "-m", "build", "--no-isolation", "--outdir")
+NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv*", "__pycache__", "*.so", "dist", "build", "site", "node_modules", "*.egg-info"
+)
+
+
+def package_in(checkout: Path, folder: Path) -> Path:
+    """A copy of what the package is built from, because a build leaves files beside its sources."""
+    copy = folder / "sources"
+    shutil.copytree(checkout / "memplan", copy / "memplan", ignore=NOT_COPIED)
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy2(checkout / name, copy / name)
+    return copy
+
+
+def source_distribution(checkout: Path, folder: Path) -> Path:
+    """What a source distribution of the checkout unpacks to."""
+    copy = folder / "checkout"
+    shutil.copytree(checkout, copy, ignore=NOT_COPIED, symlinks=True)
+    call(*BUILD, folder, "--sdist", copy, cwd=folder)
+    (archive,) = folder.glob("memplan-*.tar.gz")
+    shutil.unpack_archive(archive, folder / "unpacked", filter="data")
+    (sources,) = (folder / "unpacked").iterdir()
+    return sources
+
+
+def installed(sources: Path, folder: Path, **settings: str) -> Installed:
     """Build the wheel and install it.
 
     The dependencies are borrowed from this environment with a path file, so that nothing is
     fetched. The new environment's own packages come first, and an editable install's path files
-    are not followed from there, so memplan itself can only come from the wheel. Built in a copy,
-    because a build leaves files beside its sources.
+    are not followed from there, so memplan itself can only come from the wheel. What is compiled
+    here is not waited for to be fast.
     """
-    copy, environment = folder / "sources", folder / "environment"
-    shutil.copytree(
-        checkout / "memplan", copy / "memplan", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
-        shutil.copy2(checkout / name, copy / name)
-    call(
-        sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, copy,
-        cwd=folder, **settings,
-    )  # fmt: skip
+    environment = folder / "environment"
+    call(*BUILD, folder, "--wheel", sources, cwd=folder, **{"CFLAGS": "-O0", **settings})
     (wheel,) = folder.glob("memplan-*.whl")
     call(sys.executable, "-m", "venv", "--without-pip", environment, cwd=folder)
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")
@@ -89,8 +107,14 @@ def installed(checkout: Path, folder: Path, **settings: str) -> Installed:
 
 
 @pytest.fixture(scope="module")
-def usual(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    return installed(checkout, tmp_path_factory.mktemp("wheel"))
+def unpacked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return source_distribution(checkout, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def usual(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Built from the source distribution, whose package has to be the checkout's."""
+    return installed(unpacked, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +151,8 @@ def test_the_wheel_has_every_file_of_the_package(usual: Installed, checkout: Pat
 def test_without_a_compiler_it_is_installed_without_it(checkout: Path, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    found = installed(checkout, tmp_path, CC=str(nothing / "cc"), PATH=str(nothing))
+    sources = package_in(checkout, tmp_path)
+    found = installed(sources, tmp_path, CC=str(nothing / "cc"), PATH=str(nothing))
     assert not {name for name in found.names if name.startswith("memplan/memory/_replay.")}
     assert replay_in_use(found.scripts, tmp_path) == "replay: in Python (nothing was compiled)"
     printed = call(found.scripts / "memplan", "estimate", "t5-small", cwd=tmp_path)
@@ -173,31 +198,7 @@ def test_the_wheel_has_what_it_says(usual: Installed) -> None:
     assert "Project-URL: Changelog" in text
 
 
-def test_the_source_distribution_builds_the_same_package(
-    usual: Installed, checkout: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "checkout"
-    ignored = shutil.ignore_patterns(
-        ".git",
-        ".venv*",
-        "__pycache__",
-        "*.so",
-        "dist",
-        "build",
-        "site",
-        "node_modules",
-        "*.egg-info",
-    )
-    shutil.copytree(checkout, copy, ignore=ignored, symlinks=True)
-    build = [sys.executable, "-m", "build", "--no-isolation"]
-    call(*build, "--sdist", "--outdir", tmp_path, copy, cwd=tmp_path)
-    (archive,) = tmp_path.glob("memplan-*.tar.gz")
-    shutil.unpack_archive(archive, tmp_path / "unpacked", filter="data")
-    (sources,) = (tmp_path / "unpacked").iterdir()
+def test_the_source_distribution_has_what_is_read_and_run(unpacked: Path) -> None:
+    """That it builds the package is what every test of the usual wheel sees."""
     for name in ("LICENSE", "CHANGELOG.md", "README.md", "tests/test_wheel.py", "docs/python.md"):
-        assert (sources / name).is_file(), name
-    call(*build, "--wheel", "--outdir", tmp_path, sources, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("memplan-*.whl")
-    with zipfile.ZipFile(wheel) as made:
-        names = {name for name in made.namelist() if name.startswith("memplan/")}
-    assert names == usual.names
+        assert (unpacked / name).is_file(), name

@@ -43,6 +43,8 @@ class Base(Module):
     context_keys: tuple[str, ...] = ("max_position_embeddings",)
     """What its config calls the longest sequence."""
 
+    part_types: tuple[str, ...] = ()
+    """The types of nested configs that have classes of their own."""
     tasks: ClassVar[Mapping[Task, type[Any]]] = {}
     """The classes of its tasks, the usual one first, where they are not those that all decoders share."""
 

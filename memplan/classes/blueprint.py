@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from memplan.graph.core.options import TapeOptions
     from memplan.graph.modules.run import Run
+    from memplan.model.heads import Task
     from memplan.model.spec import ModelSpec
 
 
@@ -23,7 +24,7 @@ class ClassBlueprint:
     Two are equal where their configs are, so that models can be looked up by them.
     """
 
-    __slots__ = ("_key", "_values", "family", "source")
+    __slots__ = ("_key", "_shapes", "_values", "family", "source")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class ClassBlueprint:
         self.source = source
         self._values = config, row, layers
         self._key = family, _text(config), layers
+        self._shapes: dict[Task, tuple[tuple[int, ...], ...]] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassBlueprint) and self._key == other._key
@@ -77,9 +79,15 @@ class ClassBlueprint:
             all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
 
-    def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the class's parameters, of each kind of layer once."""
-        return tuple(each.shape for each in base_class(self.family)(self.reader()).parameters())
+    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the class's parameters, of each kind of layer once; found once for a task, whoever asks."""
+        from memplan.classes.record import build  # only when it is asked for
+
+        found = self._shapes.get(model.task)
+        if found is None:
+            parameters = build(self.reader(), model).parameters()
+            found = self._shapes[model.task] = tuple(each.shape for each in parameters)
+        return found
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:
         """Write the training step of the model's class on a new tape."""
@@ -110,7 +118,7 @@ def blueprint_of(
     """
     if model.family not in CLASSES or model.task not in TASKS:
         return None
-    if not (model.stacks or model.denoises or model.picture):
+    if not (model.stacks or model.denoises or model.picture or model.sound):
         return None
     return ClassBlueprint(model.family, config, row, source=model.source)
 
@@ -118,8 +126,10 @@ def blueprint_of(
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
     named = reader.all_defaults  # of which a row is parsed when it is looked up
-    read = sorted({name for part in reader.log.parts.values() for name in part.model_types})
-    parts = {name: named[name] for name in read if name in named}
+    read = {name for part in reader.log.parts.values() for name in part.model_types}
+    kinds = base_class(family).part_types
+    own = {*kinds, family} if kinds else set()
+    parts = {name: named[name] for name in sorted(read | own) if name in named}
     row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 

@@ -22,7 +22,7 @@ from memplan.training.objectives import JOINED, Objective
 if TYPE_CHECKING:
     from memplan.model.spec import ModelSpec
 
-MakeBase = Callable[[ConfigReader], Base]
+MakeBase = Callable[..., Base]
 
 
 class Task(Module):

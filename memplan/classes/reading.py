@@ -35,6 +35,12 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         from memplan.classes.pictures.facts import read_pictures
 
         return read_pictures(base, reader, request)
+    from memplan.classes.sounds.base import SoundModel  # only for those
+
+    if isinstance(base, SoundModel):
+        from memplan.classes.sounds.facts import read_sounds
+
+        return read_sounds(base, reader, request)
     from memplan.classes.encoders.base import Encoder  # only for encoders
     from memplan.classes.encoders.facts import read_encoder
 

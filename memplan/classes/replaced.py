@@ -103,14 +103,14 @@ def replace_classes(model: Module, kernels: Kernels, *, spread: bool) -> None:
 
 
 def _replace_experts(model: Module, *, spread: bool) -> None:
-    from memplan.classes.mixed.dispatch import RoutedExperts  # only for such experts
+    from memplan.classes.mixed.dispatch import routed  # only for such experts
     from memplan.classes.mixed.experts import ExpertModules, Experts
 
-    cls = RoutedExperts if spread else ExpertModules
+    made = routed if spread else ExpertModules
     for _, module in list(model.modules()):
         for name, each in list(module.children.items()):
             if isinstance(each, Experts) and (spread or each.as_modules):
-                setattr(module, name, cls(each))
+                setattr(module, name, made(each))
 
 
 def _layers(model: Module) -> list[Module]:

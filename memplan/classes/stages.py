@@ -46,14 +46,14 @@ def cut(model: Module, place: StagePlace) -> None:
 
 
 def layered(model: Module) -> tuple[Module, LayerList]:
-    """The module that has the layers, and these."""
+    """The module that has the layers, and these; of a class without any, itself and none."""
     found = (
         (module, each)
         for module in (model, *(each for _, each in model.modules()))
         for each in module.children.values()
         if isinstance(each, LayerList)
     )
-    return next(found)
+    return next(found, (model, LayerList("", (), lambda _: model)))
 
 
 def receive(run: Run, *shape: int) -> Handle:

@@ -24,6 +24,7 @@ from memplan.memory.passes import Height
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.replaying.ledger import Part
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices import Offload, Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import LossKernel
@@ -134,6 +135,13 @@ def generation(
     """
     prompt, token = _Plan(walked, setup, gpu)._generation(When.ROLLOUT, rows, served)
     return prompt, token
+
+
+def _sees_once(model: ModelSpec) -> bool:
+    """Whether pictures and sound are read with the prompt alone: later tokens find them in keys and values
+    (transformers' ``prepare_inputs_for_generation`` hands them over in the first pass); not where layers attend to them."""
+    join = model.join
+    return join is not None and join.joining is not Joining.CROSSED and len(model.stacks) == 1
 
 
 class _Plan:
@@ -317,12 +325,13 @@ class _Plan:
         gathered = 0
         if self.engine_shards and when is When.ROLLOUT:
             gathered = total_parameters(self.walked.tape) * options.compute.num_bytes
-        for role, tokens, cached in (
-            ("generation, the prompt", prompt, prompt),
-            ("generation, a token", 1, length),
+        later = replace(options, images_per_sample=0) if _sees_once(model) else options
+        for role, tokens, cached, given in (
+            ("generation, the prompt", prompt, prompt, options),
+            ("generation, a token", 1, length, later),
         ):
             side = self._side(
-                model, replace(options, seq_len=tokens, target_seq_len=tokens),
+                model, replace(given, seq_len=tokens, target_seq_len=tokens),
                 role=role, when=when, owns=False,
             )  # fmt: skip
             words = f"keys and values of {rows} x {cached} tokens"

@@ -101,12 +101,18 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("quantize", setup.chosen_quantization is not None),
         ("fp8", setup.fp8 is not Fp8Recipe.NONE and setup.chosen_engine is not Engine.MEGATRON),
         ("compile", setup.compile is not Compilation.NONE),
-        ("packing", setup.packing is not Packing.NONE),
+        ("packing", setup.packing is not Packing.NONE and not _runs_torchs_stages(setup)),
         ("freeze", setup.freeze.any),
         ("optimizer_in_backward", setup.optimizer_in_backward),
         ("offload_optimizer", setup.offload_optimizer is not Offload.NONE),
         ("offload_param", setup.offload_param is not Offload.NONE),
     )
+
+
+def _runs_torchs_stages(setup: TrainingSetup) -> bool:
+    """Whether each stage is handed what the model is besides its input: torch's schedules call it with what ``step`` was
+    called with (torch 2.13, distributed/pipelining/stage.py, ``forward_one_chunk``), lengths and positions of packed rows too."""
+    return setup.chosen_engine in (Engine.DDP, Engine.FSDP)
 
 
 def _has_plain_adapter(setup: TrainingSetup) -> bool:
@@ -121,7 +127,7 @@ def _has_plain_adapter(setup: TrainingSetup) -> bool:
     if adapter is None:
         return True
     plain = isinstance(adapter, Lora) and not adapter.modules_to_save and not adapter.parameters
-    return plain and setup.chosen_engine in (Engine.DDP, Engine.FSDP)
+    return plain and _runs_torchs_stages(setup)
 
 
 _RUNTIME_WORDS = {

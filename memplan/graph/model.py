@@ -10,6 +10,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.overlay import adapter_module
 from memplan.graph.core.tape import Tape
 from memplan.model.parameters import ModelPart
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices_of_kernels.kernels import WHOLE
 from memplan.training.compilation import Compilation
@@ -155,8 +156,9 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
     """Refuse layers and stacks to freeze that the model does not have."""
     owned = {block.owner for block in model.tables} | {stack.name for stack in model.stacks}
-    if model.picture is not None:
-        owned |= set(model.picture.stacks)
+    sensed = model.picture or model.sound
+    if sensed is not None:
+        owned |= set(sensed.stacks)
     for name in ("encoder", "decoder", "vision_tower", "audio_tower", "text_tower", "projector"):
         if getattr(freeze, name) and name not in owned:
             msg = f"freeze: {name}: {model.name} has none"
@@ -199,7 +201,8 @@ def _check_media(model: ModelSpec, options: TapeOptions) -> None:
             msg = f"{name}: no operations are known by which {model.name} {what} anything; leave it out"
             raise SetupError(msg)
     sound = sound_of(model)
-    if options.audio_seconds is not None and sound is not None and not sound.rate:
+    is_padded = not (isinstance(sound, SoundSpec) and sound.rate)
+    if options.audio_seconds is not None and is_padded:
         msg = f"audio_seconds: {model.name} pads every clip to 30 seconds; leave it out"
         raise SetupError(msg)
 
@@ -209,7 +212,7 @@ def _depth(model: ModelSpec) -> int:
     if model.stacks:
         return max(stack.num_layers for stack in model.stacks)
     towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
-    if model.denoiser is not None or model.picture is not None:
+    if model.denoiser is not None or model.picture is not None or model.sound is not None:
         return model.num_layers
     return 0 if model.activations_left_out else max(towers, default=0)
 

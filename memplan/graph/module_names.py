@@ -139,7 +139,8 @@ def named_parameters(model: ModelSpec, tape: Tape) -> Iterator[tuple[str, str, i
             for each in segment.parameters:
                 short = each.name.removeprefix(f"{each.module}.")
                 module = full_name(names.get(segment.name), segment, each.module, repetition)
-                yield f"{module}.{short}", segment.name, repetition, each.name
+                name = f"{module}.{short}".replace("..", ".").removeprefix(".")
+                yield name, segment.name, repetition, each.name
 
 
 def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_OPERATIONS = 400_000
-"""Of all tapes that are remembered: some 2 KB each with their walks and events, as measured. A Llama has
-70, Kimi-Linear 16,000: a table of it on three cards, with what would make it fit, records 25. With 150,000 it takes 367 MB
-and not 628, and a tenth more time."""
+MOST_OPERATIONS = 120_000
+"""Of all tapes that are remembered: more than 1 KB each with their walks and events, as measured. A Llama has
+70, Kimi-Linear 16,000: a table of it on three cards, with what would make it fit, records 25. With 400,000 it takes 430 MB
+and not 300, and as long."""
 
 
 class OfTapes:

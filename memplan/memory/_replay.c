@@ -25,7 +25,6 @@ enum {
 #define ENDLESS (INT64_MAX / 4)
 #define LARGEST (INT64_C(1) << 39) /* of one block: sums of them stay below ENDLESS */
 #define FIRST_STAND_IN (INT64_C(1) << 62) /* memplan/memory/replaying/ledger.py */
-#define LASTING (-1) /* the name of a block from before the step that recurs */
 
 typedef struct Block { /* one line of a cache */
     int64_t address, size, request;
@@ -559,8 +558,8 @@ static Block *allocate_expandable(State *state, int64_t request, int32_t number)
 
 typedef struct {
     int64_t *events;
-    int32_t *pools;
-    Py_ssize_t count, before, cycle, max_cycles;
+    int16_t *pools;
+    Py_ssize_t count, before, cycle;
 } Run;
 
 static Block *allocate(State *state, int64_t request, int32_t pool) {
@@ -613,72 +612,6 @@ static Py_ssize_t follow(State *state, const Run *run, Py_ssize_t from, Py_ssize
     return -1;
 }
 
-typedef struct { int64_t *words; Py_ssize_t count, room; } Picture;
-
-static void note(State *state, Picture *picture, int64_t word) {
-    if (picture->count == picture->room) {
-        Py_ssize_t room = picture->room ? 2 * picture->room : 1024;
-        int64_t *words = realloc(picture->words, room * sizeof(int64_t));
-        if (!words) { state->failed = 1; return; }
-        picture->words = words;
-        picture->room = room;
-    }
-    picture->words[picture->count++] = word;
-}
-
-/* All that later decisions depend on: of each pool, each segment's blocks in order, and whose they are. */
-static void draw(State *state, Py_ssize_t cycle, Picture *picture) {
-    picture->count = 0;
-    for (int number = 0; number < state->num_pools && !state->failed; number++) {
-        for (Block *head = state->pools[number].first; head; head = head->later) {
-            for (Block *block = head; block; block = block->after) {
-                note(state, picture, block->size);
-                int64_t name = block->number < cycle ? LASTING : block->number - cycle;
-                note(state, picture, block->used ? name : block->mapped ? -2 : -3);
-            }
-            note(state, picture, -4);
-        }
-        note(state, picture, -5);
-    }
-}
-
-static int same(const Picture *one, const Picture *other) {
-    return one->count == other->count
-        && !memcmp(one->words, other->words, one->count * sizeof(int64_t));
-}
-
-typedef struct {
-    Py_ssize_t died_at, cycles;
-    int settled, flushing; /* flushing: the cache was given back in the last cycle too */
-} Outcome;
-
-/* The step that recurs, until the state has been there before: then every later step has been too. */
-static void recur(State *state, const Run *run, Block **made, Block **other, Outcome *outcome) {
-    Picture kept = {0}, now = {0};
-    Py_ssize_t until = 1;
-    draw(state, run->cycle, &kept);
-    while (outcome->cycles < run->max_cycles && !state->failed) {
-        int64_t flushes = state->flushes;
-        outcome->died_at = follow(state, run, run->cycle, run->count, run->cycle, other, run->before, made);
-        outcome->cycles++;
-        outcome->flushing = state->flushes > flushes;
-        if (outcome->died_at >= 0) break;
-        Block **swapped = made;
-        made = other;
-        other = swapped;
-        draw(state, run->cycle, &now);
-        if (same(&kept, &now)) { outcome->settled = 1; break; }
-        if (outcome->cycles == until) { /* Brent: states may come back after several steps */
-            Picture spare = kept;
-            kept = now;
-            now = spare;
-            until *= 2;
-        }
-    }
-    free(kept.words);
-    free(now.words);
-}
-
 /* Whether every event names something that is there, so that no input can make this go astray. */
 static int is_sound(const Run *run, int num_pools) {
     Py_ssize_t cycle = run->cycle;
@@ -696,140 +629,326 @@ static int is_sound(const Run *run, int num_pools) {
     return 1;
 }
 
-/* -- a run that is kept, and where it was before anything was lacking --------------------------- */
+/* -- a run that is kept, and the places where it was --------------------------------------------- */
 
-/* The state before an event, up to which every card with so much reserved does the same. */
-typedef struct {
-    State state;   /* but for its pools' and its blocks' memory */
-    Pool *pools;
-    Key *keys;     /* of all pools, bin by bin */
-    Block *blocks;
-} Snapshot;
+/* All that later decisions depend on, as a row of numbers: of each pool, each segment's blocks in order, and whose
+ * they are; 0 ends a segment, and a pool. A number takes as many bytes as it needs. */
+typedef struct { unsigned char *bytes; Py_ssize_t count, room; } Picture;
 
-enum { SNAPSHOTS = 8, FEW_SNAPSHOTS = 4, MANY_EVENTS = 200000 };
+enum { LOOSE, MAPPED, LASTING, NAMED }; /* whose: nobody's; of before the step that recurs; from here on an event's */
+
+static void note(State *state, Picture *picture, uint64_t number) {
+    if (picture->room - picture->count < 10) {
+        Py_ssize_t room = picture->room ? 2 * picture->room : 4096;
+        unsigned char *bytes = realloc(picture->bytes, (size_t)room);
+        if (!bytes) { state->failed = 1; return; }
+        picture->bytes = bytes;
+        picture->room = room;
+    }
+    unsigned char *to = picture->bytes + picture->count;
+    for (; number > 127; number >>= 7) *to++ = (unsigned char)(number | 128);
+    *to++ = (unsigned char)number;
+    picture->count = to - picture->bytes;
+}
+
+static uint64_t noted(const unsigned char **from) {
+    uint64_t number = 0;
+    int bits = 0;
+    for (; **from > 127; bits += 7) number |= (uint64_t)(*(*from)++ & 127) << bits;
+    return number | (uint64_t)*(*from)++ << bits;
+}
+
+/* Blocks of events before `base` last. */
+static void draw(State *state, Py_ssize_t base, Picture *picture) {
+    picture->count = 0;
+    for (int number = 0; number < state->num_pools && !state->failed; number++) {
+        for (Block *head = state->pools[number].first; head; head = head->later) {
+            for (Block *block = head; block && !state->failed; block = block->after) {
+                note(state, picture, (uint64_t)block->size);
+                if (!block->used) note(state, picture, block->mapped ? MAPPED : LOOSE);
+                else if (block->number < base) note(state, picture, LASTING);
+                else note(state, picture, (uint64_t)(NAMED + block->number - base));
+            }
+            note(state, picture, 0);
+        }
+        note(state, picture, 0);
+    }
+}
+
+/* What became of the run from one place to the next; every card with so much reserved, and less than lacked, finds
+ * the same. */
+typedef struct Way {
+    int64_t requested, allocated, reserved, mallocs, flushes, lacked, pressed;
+    Py_ssize_t died_at;
+    struct Place *end;             /* NULL: it died */
+    struct Way *other;
+} Way;
+
+/* Between two stretches of the run: of the events that are played once, and then of steps that recur. */
+typedef struct Place {
+    Picture picture;
+    int64_t requested, allocated, reserved;
+    int stretch;                   /* the next one */
+    Way *ways;
+    struct Place *other;
+} Place;
+
+enum { STRETCHES = 8, CUTS = STRETCHES + 4, KEPT_BYTES = 4 << 20 };
 
 typedef struct {
     Run run;
     State state;
-    Block **made, **other;
-    int again;                       /* it was followed before: of many runs only one question is asked */
-    Py_ssize_t stretch;              /* events from one snapshot to the next */
-    Snapshot snapshots[SNAPSHOTS];   /* the first is of the beginning, and not taken */
+    Block **made, **spare;         /* what the events allocated; room for another step's */
+    Block **last, **next;          /* what the last step did, and where the next one notes it */
+    Py_ssize_t cuts[CUTS];         /* where stretches begin that are played once, and their end */
+    int num_stretches;
+    Place *beginning;
+    Place *places;                 /* the latest first */
+    Place *stands;                 /* the one in which the state is; NULL: in none */
+    Picture drawn;
+    Py_ssize_t kept_bytes;
 } Kept;
 
-static void forget(Snapshot *snapshot) {
-    free(snapshot->pools);
-    free(snapshot->keys);
-    free(snapshot->blocks);
-    *snapshot = (Snapshot){0};
+/* From which event on a place's blocks have names: where all that comes is the step that recurs, from its first one. */
+static Py_ssize_t base_of(const Kept *kept, int stretch) {
+    return stretch < kept->num_stretches ? 0 : kept->run.cycle;
 }
 
-static Py_ssize_t num_blocks(const State *state) {
-    return state->used_chunks ? (state->used_chunks - 1) * CHUNK + state->taken : 0;
-}
-
-/* Where there is no memory for it there is none: the run is followed from before. */
-static void remember(const State *state, Snapshot *snapshot) {
-    Py_ssize_t blocks = num_blocks(state), keys = 0, at = 0;
-    for (int number = 0; number < state->num_pools; number++) keys += num_keys(&state->pools[number]);
-    snapshot->state = *state;
-    snapshot->pools = malloc((size_t)state->num_pools * sizeof(Pool));
-    snapshot->keys = malloc((size_t)(keys + 1) * sizeof(Key));
-    snapshot->blocks = malloc((size_t)(blocks + 1) * sizeof(Block));
-    if (!snapshot->pools || !snapshot->keys || !snapshot->blocks) { forget(snapshot); return; }
-    for (int number = 0; number < state->num_pools; number++) {
-        const Pool *pool = &state->pools[number];
-        snapshot->pools[number] = *pool;
-        for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1)) {
-            const Bin *from = &pool->bins[bin];
-            memcpy(snapshot->keys + at, from->keys, (size_t)from->count * sizeof(Key));
-            at += from->count;
+static void forget_places(Kept *kept) {
+    while (kept->places) {
+        Place *place = kept->places;
+        kept->places = place->other;
+        while (place->ways) {
+            Way *way = place->ways;
+            place->ways = way->other;
+            free(way);
         }
+        free(place->picture.bytes);
+        free(place);
     }
-    for (Py_ssize_t done = 0; done < blocks; done += CHUNK) {
-        size_t count = (size_t)(blocks - done < CHUNK ? blocks - done : CHUNK);
-        memcpy(snapshot->blocks + done, state->chunks[done / CHUNK]->blocks, count * sizeof(Block));
-    }
+    kept->stands = NULL;
+    kept->kept_bytes = 0;
 }
 
-/* Have a pool again as it was; what its bins have lasts. */
-static void recall_pool(Pool *pool, const Pool *was, const Key *keys) {
-    static const Pool empty = {0};
-    if (!was) was = &empty;
-    for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1)) pool->bins[bin].count = 0;
-    memcpy(pool->filled, was->filled, sizeof(pool->filled));
-    pool->first = was->first;
-    pool->last = was->last;
-    pool->page = was->page;
-    for (int number = filled_from(pool, 0); number >= 0; number = filled_from(pool, number + 1)) {
-        Bin *bin = &pool->bins[number];
-        bin->count = was->bins[number].count;
-        bin->keys = bin->held + (bin->room - bin->count) / 2;
-        memcpy(bin->keys, keys, (size_t)bin->count * sizeof(Key));
-        keys += bin->count;
-    }
-}
-
-/* Have the state of a snapshot again; NULL: of the beginning. Blocks lie where they lay. */
-static void recall(Kept *kept, const Snapshot *snapshot) {
+/* The place in which the state is: one that was reached before, or a new one. NULL: no memory. */
+static Place *arrive(Kept *kept, int stretch) {
     State *state = &kept->state;
-    State own = *state;
-    *state = snapshot ? snapshot->state : (State){.taken = CHUNK, .lacked = ENDLESS};
-    state->expandable = own.expandable;
-    state->pools = own.pools;
-    state->num_pools = own.num_pools;
-    state->chunks = own.chunks;
-    state->num_chunks = own.num_chunks;
-    Py_ssize_t at = 0;
+    Picture *drawn = &kept->drawn;
+    draw(state, base_of(kept, stretch), drawn);
+    if (state->failed) return NULL;
+    for (Place *place = kept->places; place; place = place->other)
+        if (place->stretch == stretch && place->picture.count == drawn->count
+            && !memcmp(place->picture.bytes, drawn->bytes, (size_t)drawn->count))
+            return place;
+    Place *place = calloc(1, sizeof(Place));
+    unsigned char *bytes = malloc((size_t)drawn->count);
+    if (!place || !bytes) { free(place); free(bytes); state->failed = 1; return NULL; }
+    memcpy(bytes, drawn->bytes, (size_t)drawn->count);
+    *place = (Place){{bytes, drawn->count, drawn->count}, state->requested, state->allocated, state->reserved,
+                     stretch, NULL, kept->places};
+    kept->places = place;
+    kept->kept_bytes += drawn->count + (Py_ssize_t)sizeof(Place);
+    return place;
+}
+
+static void clear(State *state) {
     for (int number = 0; number < state->num_pools; number++) {
         Pool *pool = &state->pools[number];
-        recall_pool(pool, snapshot ? &snapshot->pools[number] : NULL, snapshot ? snapshot->keys + at : NULL);
-        at += num_keys(pool);
+        for (int bin = filled_from(pool, 0); bin >= 0; bin = filled_from(pool, bin + 1)) {
+            pool->bins[bin].count = 0;
+            pool->bins[bin].keys = pool->bins[bin].held + pool->bins[bin].room / 2;
+        }
+        memset(pool->filled, 0, sizeof(pool->filled));
+        pool->first = pool->last = NULL;
     }
-    Py_ssize_t blocks = num_blocks(state);
-    for (Py_ssize_t number = 0; number < blocks; number++) {
-        Block *block = &state->chunks[number / CHUNK]->blocks[number % CHUNK];
-        *block = snapshot->blocks[number];
-        if (block->used) kept->made[block->number] = block;
+    state->next = 0;
+    state->spare = NULL;
+    state->used_chunks = 0;
+    state->taken = CHUNK;
+}
+
+/* One block of a picture, behind another of its segment. */
+static Block *lay(Kept *kept, const unsigned char **from, int number, Block *before, Py_ssize_t base) {
+    State *state = &kept->state;
+    Block *block = fresh(state);
+    if (!block) return NULL;
+    block->address = state->next;
+    block->size = (int64_t)noted(from);
+    state->next += block->size;
+    block->pool = (int16_t)number;
+    if (before) link_after(before, block);
+    uint64_t whose = noted(from);
+    block->used = whose >= LASTING;
+    block->mapped = state->expandable && whose != LOOSE;
+    block->number = -1;
+    if (whose >= NAMED) {
+        block->number = (int32_t)(base + (Py_ssize_t)(whose - NAMED));
+        block->request = kept->run.events[block->number];
+        kept->made[block->number] = block;
+    }
+    if (!block->used && (block->mapped || !state->expandable)) put(state, block);
+    return block;
+}
+
+/* Bring the state to a place. Addresses are others, in the same order. */
+static void set_up(Kept *kept, const Place *place) {
+    State *state = &kept->state;
+    const unsigned char *from = place->picture.bytes;
+    clear(state);
+    for (int number = 0; number < state->num_pools; number++) {
+        Pool *pool = &state->pools[number];
+        for (; *from; from++) {
+            Block *head = NULL;
+            if (state->expandable) state->next = 0; /* each range has its own addresses */
+            for (Block *block = NULL; *from; head = head ? head : block) {
+                block = lay(kept, &from, number, block, base_of(kept, place->stretch));
+                if (state->failed) return;
+            }
+            head->earlier = pool->last;
+            if (pool->last) pool->last->later = head; else pool->first = head;
+            pool->last = head;
+        }
+        from++;
+    }
+    state->requested = place->requested;
+    state->allocated = place->allocated;
+    state->reserved = place->reserved;
+    kept->last = kept->made + kept->run.cycle;
+    kept->next = kept->spare;
+}
+
+/* What a card of this capacity does from a place on, if that is known. */
+static Way *known(const Place *place, int64_t capacity) {
+    Way *way = place->ways;
+    while (way && (capacity < way->reserved || capacity >= way->lacked)) way = way->other;
+    return way;
+}
+
+/* Follow the next stretch; the number of the one after it. */
+static int follow_stretch(Kept *kept, int stretch, Py_ssize_t *died_at) {
+    const Run *run = &kept->run;
+    State *state = &kept->state;
+    Block **last = kept->last, **next = kept->next;
+    if (stretch < kept->num_stretches) {
+        Py_ssize_t from = kept->cuts[stretch], until = kept->cuts[stretch + 1];
+        *died_at = follow(state, run, from, until, 0, kept->made, 0, NULL);
+        kept->last = kept->made + run->cycle;
+        kept->next = kept->spare;
+        return stretch + 1;
+    }
+    *died_at = follow(state, run, run->cycle, run->count, run->cycle, next, run->before, last);
+    kept->last = next;
+    kept->next = last;
+    return stretch;
+}
+
+/* Follow the run from a place to the next one. NULL: no memory, or no run. */
+static Way *explore(Kept *kept, Place *place, int64_t capacity) {
+    State *state = &kept->state;
+    if (kept->stands != place) set_up(kept, place);
+    kept->stands = NULL;
+    Way *way = state->failed ? NULL : calloc(1, sizeof(Way));
+    if (!way) { state->failed = 1; return NULL; }
+    way->other = place->ways;
+    place->ways = way;
+    kept->kept_bytes += (Py_ssize_t)sizeof(Way);
+    state->capacity = capacity;
+    state->peak_requested = state->requested;
+    state->peak_allocated = state->allocated;
+    state->peak_reserved = state->reserved;
+    state->mallocs = state->flushes = state->pressed = 0;
+    state->lacked = ENDLESS;
+    int after = follow_stretch(kept, place->stretch, &way->died_at);
+    if (!state->failed && way->died_at < 0) way->end = kept->stands = arrive(kept, after);
+    way->requested = state->peak_requested;
+    way->allocated = state->peak_allocated;
+    way->reserved = state->peak_reserved;
+    way->mallocs = state->mallocs;
+    way->flushes = state->flushes;
+    way->lacked = state->lacked;
+    way->pressed = state->pressed;
+    return state->failed ? NULL : way;
+}
+
+typedef struct {
+    Way sum;                       /* of all ways so far */
+    Place *at;                     /* NULL: the run has died */
+    Py_ssize_t cycles;
+    int settled, flushing;         /* flushing: the cache was given back in the last cycle too */
+} Outcome;
+
+static int64_t most(int64_t one, int64_t other) { return one > other ? one : other; }
+
+/* One stretch further. Whether the run lives. */
+static int advance(Kept *kept, int64_t capacity, Outcome *outcome) {
+    Way *sum = &outcome->sum, *way = known(outcome->at, capacity);
+    if (!way) way = explore(kept, outcome->at, capacity);
+    if (!way) return 0;
+    sum->requested = most(sum->requested, way->requested);
+    sum->allocated = most(sum->allocated, way->allocated);
+    sum->reserved = most(sum->reserved, way->reserved);
+    sum->pressed = most(sum->pressed, way->pressed);
+    sum->lacked = way->lacked < sum->lacked ? way->lacked : sum->lacked;
+    sum->mallocs += way->mallocs;
+    sum->flushes += way->flushes;
+    sum->died_at = way->died_at;
+    outcome->at = way->end;
+    return way->end != NULL;
+}
+
+/* The run, and the step that recurs until the state has been there before: then every later step has been too. */
+static void play(Kept *kept, int64_t capacity, Py_ssize_t max_cycles, Outcome *outcome) {
+    if (!kept->places) {
+        clear(&kept->state);
+        kept->stands = kept->beginning = arrive(kept, 0);
+        if (!kept->beginning) return;
+    }
+    outcome->at = kept->beginning;
+    for (int stretch = 0; stretch < kept->num_stretches; stretch++)
+        if (!advance(kept, capacity, outcome)) return;
+    Place *stays = outcome->at;
+    Py_ssize_t until = 1;
+    while (kept->run.cycle < kept->run.count && outcome->cycles < max_cycles && !outcome->settled) {
+        int64_t flushes = outcome->sum.flushes;
+        int lives = advance(kept, capacity, outcome);
+        outcome->cycles++;
+        outcome->flushing = outcome->sum.flushes > flushes;
+        if (!lives) return;
+        outcome->settled = outcome->at == stays;
+        if (outcome->cycles == until) { /* Brent: states may come back after several steps */
+            stays = outcome->at;
+            until *= 2;
+        }
     }
 }
 
-/* Follow the whole run once, from the last place up to which a card of this capacity does what those
- * before it did. Returns the event at which memory ran out, or -1. */
-static Py_ssize_t play(Kept *kept, int64_t capacity) {
+/* Stretches of about one length, none of which goes beyond a step. */
+static void cut(Kept *kept) {
     const Run *run = &kept->run;
-    Py_ssize_t place = SNAPSHOTS - 1;
-    while (place && !(kept->snapshots[place].blocks && kept->snapshots[place].state.peak_reserved <= capacity))
-        place--;
-    recall(kept, place ? &kept->snapshots[place] : NULL);
-    State *state = &kept->state;
-    state->capacity = capacity;
-    for (Py_ssize_t from = place * kept->stretch; from < run->count; from += kept->stretch) {
-        Py_ssize_t until = run->count - from < kept->stretch ? run->count : from + kept->stretch;
-        Py_ssize_t died_at = follow(state, run, from, until, 0, kept->made, 0, NULL);
-        if (died_at >= 0 || state->failed) return died_at;
-        place++;
-        if (kept->again && until < run->count && state->lacked == ENDLESS && !kept->snapshots[place].blocks)
-            remember(state, &kept->snapshots[place]);
+    const Py_ssize_t borders[] = {run->before, run->cycle, run->count};
+    Py_ssize_t at = 0, length = run->count / STRETCHES + 1;
+    for (int next = 0; at < run->count; kept->cuts[++kept->num_stretches] = at) {
+        while (borders[next] <= at) next++;
+        at = borders[next] < at + length ? borders[next] : at + length;
     }
-    return -1;
 }
 
 static const char NAME[] = "memplan.memory._replay.run";
 
 static void discard(Kept *kept) {
     State *state = &kept->state;
-    for (int number = 0; number < SNAPSHOTS; number++) forget(&kept->snapshots[number]);
+    forget_places(kept);
     if (state->pools)
         for (int number = 0; number < state->num_pools; number++)
             for (int bin = 0; bin < BINS; bin++) free(state->pools[number].bins[bin].held);
     free(state->pools);
     for (Py_ssize_t number = 0; number < state->num_chunks; number++) free(state->chunks[number]);
     free(state->chunks);
+    free(kept->drawn.bytes);
     free(kept->run.events);
     free(kept->run.pools);
     free(kept->made);
-    free(kept->other);
+    free(kept->spare);
     free(kept);
 }
 
@@ -851,37 +970,45 @@ static PyObject *replay(PyObject *module, PyObject *args) {
     if (!PyArg_ParseTuple(args, "OnL", &capsule, &max_cycles, &capacity)) return NULL;
     Kept *kept = PyCapsule_GetPointer(capsule, NAME);
     if (!kept) return NULL;
-    Run *run = &kept->run;
     State *state = &kept->state;
-    Outcome outcome = {-1, 0, 0, 0};
-    run->max_cycles = max_cycles;
+    Outcome outcome = {{0}, NULL, 0, 0, 0};
+    const Way *sum = &outcome.sum;
+    outcome.sum.lacked = ENDLESS;
+    outcome.sum.died_at = -1;
+    state->failed = 0;
     /* Other threads wait: the state is the run's own. */
-    outcome.died_at = play(kept, capacity < 0 ? ENDLESS : capacity);
-    kept->again = 1;
-    if (outcome.died_at < 0 && run->cycle < run->count && !state->failed)
-        recur(state, run, kept->made + run->cycle, kept->other, &outcome);
+    if (kept->kept_bytes > KEPT_BYTES) forget_places(kept);
+    play(kept, capacity < 0 || capacity >= ENDLESS ? ENDLESS - 1 : capacity, max_cycles, &outcome);
     if (state->failed == 1) return PyErr_NoMemory();
     if (state->failed) {
         PyErr_SetString(PyExc_ValueError, "a block is freed twice");
         return NULL;
     }
-    return Py_BuildValue("(LLLLLnniLLi)", (long long)state->peak_requested,
-                         (long long)state->peak_allocated, (long long)state->peak_reserved,
-                         (long long)state->mallocs, (long long)state->flushes, outcome.died_at,
-                         outcome.cycles, outcome.settled, (long long)state->lacked,
-                         (long long)state->pressed, outcome.flushing);
+    return Py_BuildValue("(LLLLLnniLLi)", (long long)sum->requested, (long long)sum->allocated,
+                         (long long)sum->reserved, (long long)sum->mallocs, (long long)sum->flushes, sum->died_at,
+                         outcome.cycles, outcome.settled, (long long)sum->lacked, (long long)sum->pressed,
+                         outcome.flushing);
 }
 
-/* The events and their pools from lists; 0: an error is set. */
-static int read_events(Run *run, PyObject *list, PyObject *sizes) {
+/* The numbers of an array("q"). Returns 0 where it is none, with an error set. */
+static int take_numbers(PyObject *array, Py_buffer *numbers) {
+    if (PyObject_GetBuffer(array, numbers, PyBUF_FORMAT) < 0) return 0;
+    if (numbers->itemsize == sizeof(int64_t) && numbers->format && !strcmp(numbers->format, "q")) return 1;
+    PyBuffer_Release(numbers);
+    PyErr_SetString(PyExc_TypeError, "neither events nor sizes are an array of 64 bits");
+    return 0;
+}
+
+/* The events and their pools; 0: an error is set. */
+static int read_events(Run *run, const int64_t *events, const int64_t *sizes, Py_ssize_t num_sizes) {
     for (Py_ssize_t number = 0; number < run->count; number++) {
-        int64_t event = PyLong_AsLongLong(PyList_GetItem(list, number));
-        if (event == -1 && PyErr_Occurred()) return 0;
+        int64_t event = events[number];
         if (event >= FIRST_STAND_IN) {
-            PyObject *size = PyList_GetItem(sizes, (Py_ssize_t)(event - FIRST_STAND_IN));
-            if (!size) return 0; /* there are fewer */
-            event = PyLong_AsLongLong(size);
-            if (event == -1 && PyErr_Occurred()) return 0;
+            if (event - FIRST_STAND_IN >= num_sizes) {
+                PyErr_SetString(PyExc_IndexError, "there are fewer sizes");
+                return 0;
+            }
+            event = sizes[event - FIRST_STAND_IN];
         }
         if (event > LARGEST * UNIT) {
             PyErr_SetString(PyExc_OverflowError, "a block is too large");
@@ -909,7 +1036,7 @@ static long read_streams(Run *run, PyObject *streams) {
             PyErr_SetString(PyExc_ValueError, "a stream of no event");
             return 0;
         }
-        run->pools[number] |= (int32_t)stream << 1;
+        run->pools[number] |= (int16_t)(stream << 1);
         if (stream >= num_streams) num_streams = stream + 1;
     }
     return num_streams;
@@ -917,46 +1044,59 @@ static long read_streams(Run *run, PyObject *streams) {
 
 PyDoc_STRVAR(prepare_doc,
 "prepare(events, streams, sizes, before, cycle, expandable) -> a run, as replay() takes it.\n"
-"An event of FIRST_STAND_IN or more bytes stands for one of `sizes`; `cycle` is the number of events where\n"
+"Events and sizes are arrays of type q. An event of FIRST_STAND_IN or more bytes stands for one of `sizes`; `cycle` is the number of events where\n"
 "no step recurs. Raises OverflowError for a block that no card will ever hold.");
 
+/* A run with room for its events; NULL: an error is set. */
+static Kept *new_run(Py_ssize_t num_events, Py_ssize_t before, Py_ssize_t cycle, int expandable) {
+    Kept *kept = calloc(1, sizeof(Kept));
+    if (!kept) { PyErr_NoMemory(); return NULL; }
+    Run *run = &kept->run;
+    size_t count = (size_t)num_events, again = cycle < num_events ? count - (size_t)cycle : 0;
+    *run = (Run){malloc((count + 1) * sizeof(int64_t)), calloc(count + 1, sizeof(int16_t)), num_events, before, cycle};
+    kept->state.expandable = expandable;
+    kept->made = calloc(count + 1, sizeof(Block *));
+    kept->spare = calloc(again + 1, sizeof(Block *));
+    if (run->events && run->pools && kept->made && kept->spare) return kept;
+    PyErr_NoMemory();
+    discard(kept);
+    return NULL;
+}
+
+/* Fill it. Returns 0 where that is no run, with an error set. */
+static int fill(Kept *kept, const Py_buffer *events, const Py_buffer *sizes, PyObject *streams) {
+    Run *run = &kept->run;
+    State *state = &kept->state;
+    if (!read_events(run, events->buf, sizes->buf, sizes->len / (Py_ssize_t)sizeof(int64_t))) return 0;
+    long num_streams = read_streams(run, streams);
+    if (!num_streams) return 0;
+    if (!is_sound(run, 2 * (int)num_streams)) {
+        PyErr_SetString(PyExc_ValueError, "these events are no run");
+        return 0;
+    }
+    cut(kept);
+    state->pools = calloc(2 * (size_t)num_streams, sizeof(Pool));
+    if (!state->pools) { PyErr_NoMemory(); return 0; }
+    state->num_pools = 2 * (int)num_streams;
+    return 1;
+}
+
 static PyObject *prepare(PyObject *module, PyObject *args) {
-    PyObject *list, *streams, *sizes, *found;
+    PyObject *array, *streams, *size_array, *found = NULL;
+    Py_buffer events, sizes;
     Py_ssize_t before, cycle;
     int expandable;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!nnp", &PyList_Type, &list, &PyDict_Type, &streams, &PyList_Type,
-                          &sizes, &before, &cycle, &expandable))
+    if (!PyArg_ParseTuple(args, "OO!Onnp", &array, &PyDict_Type, &streams, &size_array, &before, &cycle, &expandable))
         return NULL;
-    Kept *kept = calloc(1, sizeof(Kept));
-    if (!kept) return PyErr_NoMemory();
-    Run *run = &kept->run;
-    State *state = &kept->state;
-    size_t count = (size_t)(run->count = PyList_Size(list));
-    run->before = before;
-    run->cycle = cycle;
-    state->expandable = expandable;
-    kept->stretch = run->count / (run->count < MANY_EVENTS ? SNAPSHOTS : FEW_SNAPSHOTS) + 1;
-    run->events = malloc((count + 1) * sizeof(int64_t));
-    run->pools = calloc(count + 1, sizeof(int32_t));
-    kept->made = calloc(count + 1, sizeof(Block *));
-    kept->other = calloc(count + 1, sizeof(Block *));
-    if (!run->events || !run->pools || !kept->made || !kept->other) { PyErr_NoMemory(); goto failed; }
-    if (!read_events(run, list, sizes)) goto failed;
-    long num_streams = read_streams(run, streams);
-    if (!num_streams) goto failed;
-    if (!is_sound(run, 2 * (int)num_streams)) {
-        PyErr_SetString(PyExc_ValueError, "these events are no run");
-        goto failed;
-    }
-    state->pools = calloc(2 * (size_t)num_streams, sizeof(Pool));
-    if (!state->pools) { PyErr_NoMemory(); goto failed; }
-    state->num_pools = 2 * (int)num_streams;
-    found = PyCapsule_New(kept, NAME, discard_capsule);
-    if (found) return found;
-failed:
-    discard(kept);
-    return NULL;
+    if (!take_numbers(array, &events)) return NULL;
+    if (!take_numbers(size_array, &sizes)) { PyBuffer_Release(&events); return NULL; }
+    Kept *kept = new_run(events.len / (Py_ssize_t)sizeof(int64_t), before, cycle, expandable);
+    if (kept && fill(kept, &events, &sizes, streams)) found = PyCapsule_New(kept, NAME, discard_capsule);
+    if (kept && !found) discard(kept);
+    PyBuffer_Release(&sizes);
+    PyBuffer_Release(&events);
+    return found;
 }
 
 static PyMethodDef methods[] = {
@@ -965,7 +1105,7 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-#define INTERFACE 2  /* as replay.py has it: one that was built before is left aside */
+#define INTERFACE 3  /* as replay.py has it: one that was built before is left aside */
 
 static int add_interface(PyObject *module) {
     return PyModule_AddIntConstant(module, "INTERFACE", INTERFACE);

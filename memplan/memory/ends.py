@@ -63,9 +63,25 @@ def gradient_stays(tape: Tape) -> bool:
 
 
 def seed_of(tape: Tape) -> Storage | None:
-    """As large as the gradient that a backward pass begins with, where that is of its own."""
+    """As large as the gradient that a pipeline's stage begins its backward pass with, where that is of its own;
+    a loss's is held by who calls ``backward`` (``loss_of``)."""
     output = tape.segments[-1].output
-    return None if output is None or gradient_stays(tape) else output.storage
+    return None if output is None or is_lent(tape) else output.storage
+
+
+def is_lent(tape: Tape) -> bool:
+    """Whether somebody else holds the gradient that a backward pass begins with until that is over."""
+    return gradient_stays(tape) or loss_of(tape) is not None
+
+
+def loss_of(tape: Tape) -> Storage | None:
+    """The number that ``backward`` is called of; None: another stage has it, it is made of what the model returns, or
+    its operations are not written down."""
+    last = tape.segments[-1]
+    is_loss = last.component is SegmentComponent.LOGITS_AND_LOSS
+    if not is_loss or last.output is None or last.output.numel > 1:
+        return None
+    return last.output.storage
 
 
 def lets_go(tape: Tape) -> Storage | None:

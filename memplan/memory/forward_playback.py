@@ -173,9 +173,9 @@ class ForwardPlayback:
         """As another repetition was played."""
         engine, ledger, name = self.engine, self.ledger, (segment.index, repetition)
         sources, left = self.inputs[name], script.left
-        blocks = self._given(sources)
+        there = script.begun(self._given(sources))
         for stretch in script.stretches:
-            stretch.write(ledger, blocks)
+            stretch.write(ledger, there)
             act = stretch.act
             if act.kind is ActKind.REACH:
                 engine.reach(segment, repetition, cuts[act.stop][1])
@@ -184,8 +184,8 @@ class ForwardPlayback:
         self._take(left.taken, sources)
         for place in self.carried:
             self.frames[place[0]].pop(place[1], None)
-        self.frames[name].update((key, blocks[each]) for key, each in left.frame.items())
-        self.transit = [blocks[each] for each in left.transit]
+        self.frames[name].update([(key, ~there[each]) for key, each in left.frame.items()])
+        self.transit = [~there[each] for each in left.transit]
         self._carry(segment, name)
 
     def _take(self, taken: Sequence[object], sources: Sources) -> None:

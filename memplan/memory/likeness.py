@@ -19,7 +19,7 @@ from memplan.memory.programs import holds_inputs, loads_by_capacity, stops_of
 from memplan.memory.rank import RankInput
 from memplan.memory.spots import Spots
 from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
-from memplan.training.precision import PRECISIONS
+from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 MICRO_BATCHES = 3
@@ -131,8 +131,11 @@ def _engine_fields(setup: TrainingSetup) -> tuple[object, ...]:
 
 
 def _reducing_device(given: RankInput) -> object:
-    """What an optimizer's own reductions are split by, where it has any."""
-    return None if given.setup.optimizer in PLAIN_OPTIMIZERS else given.reducing_device
+    """What an optimizer's own reductions are split by, where it has any, and what FSDP2 copies out."""
+    is_asked = (
+        given.setup.optimizer not in PLAIN_OPTIMIZERS or given.setup.chosen_engine is Engine.FSDP
+    )
+    return given.reducing_device if is_asked else None
 
 
 def _formats_of(setup: TrainingSetup) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ where it takes part: before and after a segment, when a parameter's gradient is 
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from memplan.graph.core.segments import Segment, SegmentComponent
+from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.account import ComponentKind
@@ -127,14 +127,9 @@ class Playback(ForwardPlayback):
         """The gradient that a backward pass begins with, where it is of its own."""
         self.gone: set[Storage] = set()
         seed = seed_of(self.tape)
-        # A model whose operations are not written down has a loss without bytes.
         if seed is not None and seed.num_bytes:
-            kind, name = ComponentKind.LOGITS_AND_LOSS, "gradient of the loss"
-            if self.tape.segments[-1].component is not SegmentComponent.LOGITS_AND_LOSS:
-                kind, name = ComponentKind.TEMPORARIES, "gradient from the stage behind"
-            size = seed.num_bytes
-            if self.passes.stand_ins:
-                size = self.passes.stand_ins.seed
+            size = self.passes.stand_ins.seed if self.passes.stand_ins else seed.num_bytes
+            kind, name = ComponentKind.TEMPORARIES, "gradient that comes from behind"
             self.flow = self.ledger.allocate(size, 0, kind, name)
 
     def backward(self) -> None:
@@ -214,21 +209,21 @@ class Playback(ForwardPlayback):
         """As another repetition was played."""
         name, left = (segment.index, repetition), script.left
         stops = [acts for each in cuts or () for _, acts in each]
-        blocks = self._given_back(name)
+        there = script.begun(self._given_back(name))
         for stretch in script.stretches:
-            stretch.write(self.ledger, blocks)
+            stretch.write(self.ledger, there)
             act = stretch.act
             if act.kind is ActKind.REACH:
                 self.engine.reach(segment, repetition, stops[act.stop])
             elif act.parameter is not None:
-                block = None if stretch.block is None else blocks[stretch.block]
+                block = None if stretch.block is None else ~there[stretch.block]
                 self._gradient((act.parameter, repetition if act.is_own else 0), block)
         self._take(left.taken, self.inputs.get(name, {}))
-        self.frames[name] = {key: blocks[each] for key, each in left.frame.items()}
-        self.flow = None if left.flow is None else blocks[left.flow]
+        self.frames[name] = {key: ~there[each] for key, each in left.frame.items()}
+        self.flow = None if left.flow is None else ~there[left.flow]
         self.flow_is_view = left.flow_is_view
-        self.shared = {key: blocks[each] for key, each in left.shared.items()}
-        self.transit = [blocks[each] for each in left.transit]
+        self.shared = {key: ~there[each] for key, each in left.shared.items()}
+        self.transit = [~there[each] for each in left.transit]
 
     def _backward_anew(
         self,

@@ -6,8 +6,9 @@ each one after it that is given the same writes these stretches down as a whole.
 and happens each time.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 
 from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.core.tensors import Parameter, Tensor
@@ -44,25 +45,25 @@ class Act:
 class Stretch:
     """Events between two acts."""
 
-    events: Sequence[int]
-    """Bytes, or ``~n`` where the block of number ``n`` is freed."""
+    events: Callable[[list[int]], Sequence[int]] | None
+    """Takes them out of what there is to take them from (``Script.begun``); None: there are none."""
     made: Sequence[int]
-    """Which of them allocate; their blocks' numbers follow those that are there."""
+    """Which of them allocate: what frees their blocks follows what is there."""
     streams: Sequence[tuple[int, int]]
     """Which of them are of another stream than the main one, and of which."""
     act: Act
     block: int | None
     """The number of the gradient that is handed over; None: one that waits has taken it up."""
 
-    def write(self, ledger: Ledger, blocks: list[Block]) -> None:
-        """Write the events down; ``blocks`` by their numbers, to which new ones are added."""
-        if not self.events:
+    def write(self, ledger: Ledger, there: list[int]) -> None:
+        """Write the events down, and add what frees their blocks to what is ``there``."""
+        if self.events is None:
             return
         events = ledger.events
         start = len(events)
         if self.made:
-            blocks += [start + each for each in self.made]
-        events += [each if each > 0 else ~blocks[~each] for each in self.events]
+            there += [~start - each for each in self.made]
+        events += self.events(there)
         for each, stream in self.streams:
             ledger.streams[start + each] = stream
 
@@ -100,9 +101,15 @@ class Script:
 
     standing: Hashable
     """All that decides what happens in it."""
+    sizes: Sequence[int]
+    """Of all blocks that it asks for, each once [bytes]."""
     stretches: Sequence[Stretch]
     left: Left
     """In numbers."""
+
+    def begun(self, given: Sequence[Block]) -> list[int]:
+        """What its events are taken from, by their numbers: sizes, and what frees the blocks that it is given."""
+        return [*self.sizes, *[~block for block in given]]
 
 
 class Notes:
@@ -129,30 +136,42 @@ class Notes:
 
     def script(self, standing: Hashable, given: Sequence[Block], left: Left) -> Script | None:
         """The whole of it; None where it may not be the same another time."""
-        numbers = {block: number for number, block in enumerate(given)}
+        events = self._ledger.events
+        asked = dict.fromkeys(events[each] for found, *_ in self._stretches for each in found)
+        sizes = {size: number for number, size in enumerate(each for each in asked if each > 0)}
+        numbers = {block: number for number, block in enumerate(given, len(sizes))}
         if not self.is_alike or len(numbers) < len(given):
             return None
         try:
-            stretches = [self._stretch(numbers, *each) for each in self._stretches]
-            return Script(standing, stretches, left.numbered(numbers))
+            stretches = [self._stretch(sizes, numbers, *each) for each in self._stretches]
+            return Script(standing, [*sizes], stretches, left.numbered(numbers))
         except KeyError:
             return None  # a block of somebody else
 
     def _stretch(
         self,
+        sizes: dict[int, int],
         numbers: dict[Block, int],
         found: range,
         streams: list[tuple[int, int]],
         act: Act,
         block: Block | None,
     ) -> Stretch:
-        events, made = list[int](), list[int]()
+        places, made = list[int](), list[int]()
         for number in found:
             event = self._ledger.events[number]
             if event > 0:
                 made.append(number - found.start)
-                numbers[number] = len(numbers)
-                events.append(event)
+                numbers[number] = len(sizes) + len(numbers)
+                places.append(sizes[event])
             else:
-                events.append(~numbers[~event])
-        return Stretch(events, made, streams, act, None if block is None else numbers[block])
+                places.append(numbers[~event])
+        at = None if block is None else numbers[block]
+        return Stretch(_taker(places), made, streams, act, at)
+
+
+def _taker(places: list[int]) -> Callable[[list[int]], Sequence[int]] | None:
+    """Takes what is at these places out of a list."""
+    if not places:
+        return None
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))

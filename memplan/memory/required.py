@@ -13,9 +13,9 @@ from memplan.training.choices import AllocatorKind
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
-    from memplan.memory.replaying.ledger import Ledger
+    from memplan.memory.replaying.ledger import Cycle, Ledger
     from memplan.memory.replaying.replay import AllocatorPeaks, Replayer
 
 
@@ -96,14 +96,14 @@ def _replayer(run: _Run) -> "Replayer":
     return found
 
 
-def _prepared(run: _Run) -> "Replayer":
+def _prepared(asked: _Run) -> "Replayer":
     """Play loading and steps, up to one that all later ones are like."""
     from memplan.memory.replaying.replay import Replayer
 
-    walked, setup, rank, workspace_bytes, capacity_bytes, likeness = run
+    walked, setup, rank, workspace_bytes, capacity_bytes, likeness = asked
     given, sizes = replace(walked.given, setup=setup), list[int]()
     if likeness is None:
-        ledger = _ledger(given, rank, workspace_bytes, capacity_bytes)
+        run = _written(given, rank, workspace_bytes, capacity_bytes)
     else:
         from memplan.memory.shapes import shape_of
 
@@ -113,11 +113,29 @@ def _prepared(run: _Run) -> "Replayer":
         if kept is None:
             from memplan.memory.shapes import numbered
 
-            kept = _ledger(numbered(given), rank, workspace_bytes, capacity_bytes)
+            kept = _written(numbered(given), rank, workspace_bytes, capacity_bytes)
             NUMBERED.keep(key, kept, len(kept.events))
-        ledger = kept
+        run = kept
     expandable = setup.allocator is AllocatorKind.EXPANDABLE
-    return Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable, sizes=sizes)
+    return Replayer(run.events, run.streams, run.cycle, expandable=expandable, sizes=sizes)
+
+
+class _Written(NamedTuple):
+    """A run that was played out."""
+
+    events: "Sequence[int]"
+    streams: dict[int, int]
+    cycle: "Cycle | None"
+
+
+def _written(
+    given: RankInput, rank: int, workspace_bytes: int, capacity_bytes: int | None
+) -> _Written:
+    """Play it out; its events as they are replayed, which takes a fifth of the memory of Python's numbers."""
+    from memplan.memory.replaying.replay import playable
+
+    ledger = _ledger(given, rank, workspace_bytes, capacity_bytes)
+    return _Written(playable(ledger.events), ledger.streams, ledger.cycle)
 
 
 def _ledger(
@@ -135,7 +153,7 @@ def _ledger(
 
 
 KEPT_EVENTS = 2_000_000
-"""Of all runs that are kept, which take some 75 MB as Python's numbers: in a large sweep the same runs come again
+"""Of all runs that are kept, which take 16 MB where they are compiled code's: in a large sweep the same runs come again
 and again, with other sizes."""
 
 
@@ -184,10 +202,10 @@ class KeptRuns(Generic[RunT]):
         self._num_events = 0
 
 
-NUMBERED = KeptRuns["Ledger"]()
+NUMBERED = KeptRuns[_Written]()
 """Runs with stand-ins for the sizes of the model's blocks, for all runs of one shape."""
-REPLAYERS = KeptRuns["Replayer"](most_runs=8, least_runs=1)
-"""Runs as they are replayed, the tapes that they are of with them."""
+REPLAYERS = KeptRuns["Replayer"](KEPT_EVENTS // 2, most_runs=8, least_runs=1)
+"""Runs as they are replayed, the tapes that they are of with them; they take three times as much, and places beside."""
 OF_TAPES.forget_with(REPLAYERS.clear)
 
 

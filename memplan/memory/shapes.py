@@ -5,6 +5,7 @@ the same order. Such runs are played out once, with numbers in the place of the 
 its own sizes put in when it is replayed.
 """
 
+from array import array
 from collections.abc import Hashable, Iterable
 
 from memplan.fast_dataclass import replace
@@ -82,10 +83,11 @@ def _kind(thing: object) -> Hashable:
     return type(thing).__name__
 
 
-def _events_pattern(events: list[Event], seen: _Seen, sizes: list[int]) -> tuple[int, ...]:
+def _events_pattern(events: list[Event], seen: _Seen, sizes: list[int]) -> bytes:
+    """In which order they come. Bytes: of a long run they are kept, hashed and compared as a whole."""
     sizes += [size for _, size in events if size]
     number = seen.number
-    return tuple([number(key) << 1 | (size > 0) for key, size in events])
+    return array("q", [number(key) << 1 | (size > 0) for key, size in events]).tobytes()
 
 
 def _forward_pattern(profile: ForwardProfile, seen: _Seen, sizes: list[int]) -> list[Hashable]:

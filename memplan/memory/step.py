@@ -18,8 +18,8 @@ from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_byt
 from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.ends import (
     behind_weights,
-    gradient_stays,
     hand_back,
+    is_lent,
     kept_by,
     lets_go,
     pinned_away_bytes,
@@ -233,8 +233,7 @@ class StepWalk:
         shared: dict[Tensor, SharedGradient] = {}
         seed = seed_of(self.tape)
         if seed is not None:
-            is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
-            self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
+            self._lower(Level(other_bytes=seed.num_bytes), loss=False)
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
@@ -275,8 +274,7 @@ class StepWalk:
         """The passes for the input and for the weights, which keep the graph between them."""
         seed = seed_of(self.tape)
         if seed is not None:
-            is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
-            self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
+            self._lower(Level(other_bytes=seed.num_bytes), loss=False)
         from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk  # only for them
 
         walks: dict[Segment, InputsWalk] = {}
@@ -361,7 +359,7 @@ class StepWalk:
             shared=shared,
             again=again,
             device=self.device,
-            lent=segment is self.tape.segments[-1] and gradient_stays(self.tape),
+            lent=segment is self.tape.segments[-1] and is_lent(self.tape),
         )
         assert isinstance(found, kind)
         return found

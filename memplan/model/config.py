@@ -6,8 +6,10 @@ for a key by the name a family asks for, the name the class uses for it (GPT-2's
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 
 from memplan.errors import ConfigError
+from memplan.fast_dataclass import dataclass
 from memplan.model.read_log import DefaultRead, ReadLog
 
 MAX_SIZE = 2**40
@@ -39,6 +41,7 @@ class ConfigReader:
         self.defaults = defaults or {}
         self.renamed = renamed or {}
         """What the class calls a key, by its common name."""
+        self._renamed = tuple(self.renamed.items())
         self.path = path
         self.model_type = model_type
         """Whose class the defaults and names are."""
@@ -76,24 +79,18 @@ class ConfigReader:
         """Make the error for a key."""
         return ConfigError(f"{self.source}: {self.path}{key}: {problem}")
 
-    def names(self, key: str) -> tuple[str, ...]:
-        """The key and its other names in this class; the common one is set last, and so decides (``attribute_map``)."""
-        own = self.renamed.get(key)
-        common = tuple(name for name, other in self.renamed.items() if other == key)
-        return (*common, key, own) if own else (*common, key)
-
     def raw(self, *keys: str) -> object:
         """The first value present under any of the keys, else the class's default, else None."""
         return self._look_up(keys, is_size=_is_size)
 
     def _look_up(self, keys: tuple[str, ...], *, is_size: Callable[[object], bool]) -> object:
-        names = self._ask(*keys)
-        for name in names:
+        asked = self._ask(*keys)
+        for name in asked.names:
             found = self.config.get(name)
             if found is not None:
                 self._note_overruled(name, found)
                 return found
-        for name in sorted(names, key=self.renamed.__contains__):  # its own names first
+        for name in asked.own_first:
             value = self.defaults.get(name)
             if value is not None and name not in self.config:
                 if is_size(value):
@@ -101,12 +98,11 @@ class ConfigReader:
                 return value
         return None
 
-    def _ask(self, *keys: str) -> list[str]:
+    def _ask(self, *keys: str) -> "_Asked":
         """All names of what is asked for, which are known from here on."""
-        names = [name for key in keys for name in self.names(key)]
-        same = frozenset(names)
-        self._part.spellings.update(dict.fromkeys(names, same))
-        return names
+        asked = _asked(keys, self._renamed)
+        self._part.spellings.update(asked.same)
+        return asked
 
     def _note_overruled(self, name: str, value: object) -> None:
         """Note that the class's own name for a key is there too, and says something else."""
@@ -132,7 +128,7 @@ class ConfigReader:
 
     def has(self, key: str) -> bool:
         """Whether the config itself (not the class) gives the key a value."""
-        return any(self.config.get(name) is not None for name in self._ask(key))
+        return any(self.config.get(name) is not None for name in self._ask(key).names)
 
     def optional_integer(self, *keys: str, minimum: int = 1, maximum: int = MAX_SIZE) -> int | None:
         """A whole number, or None where neither config nor class gives one."""
@@ -273,6 +269,31 @@ class ConfigReader:
         if value % divisor:
             raise self.fail(key, f"{value} is not divisible by {by_key} ({divisor})")
         return value // divisor
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The names of what is asked for."""
+
+    names: tuple[str, ...]
+    """The common one is set last, and so decides (``attribute_map``)."""
+    own_first: tuple[str, ...]
+    """The same, those of the class's own before the common ones: as its defaults are named."""
+    same: Mapping[str, frozenset[str]]
+    """For each, all of them."""
+
+
+@lru_cache(maxsize=4096)
+def _asked(keys: tuple[str, ...], renamed: tuple[tuple[str, str], ...]) -> _Asked:
+    """Found once for all configs of a class: a reader asks for fifty keys, and reads a config anew for each default."""
+    own = dict(renamed)
+    names = []
+    for key in keys:
+        names += [name for name, other in renamed if other == key]
+        names += [key, own[key]] if own.get(key) else [key]
+    same = frozenset(names)
+    own_first = sorted(names, key=own.__contains__)
+    return _Asked(tuple(names), tuple(own_first), dict.fromkeys(names, same))
 
 
 TYING = "tie_word_embeddings"

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from memplan.model.layers import StackSpec
     from memplan.model.parameters import ParameterBlock
     from memplan.model.pictures import PictureSpec
+    from memplan.model.sounds import SoundSpec
     from memplan.model.towers.compared.joining import TowerJoin
     from memplan.model.traced import TracedModule
 
@@ -55,7 +56,7 @@ class Blueprint(Protocol):
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""
 
-    def weight_shapes(self) -> tuple[tuple[int, ...], ...]:
+    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
         """The shapes of the class's parameters, of each kind of layer once."""
 
     def with_layers(self, *stacks: Sequence[int]) -> Blueprint:
@@ -122,6 +123,8 @@ class ModelSpec(Displayed, HashedOnce):
     """What a diffusion transformer takes noise away from; None of any other model."""
     picture: PictureSpec | None = None
     """What an image model that is written as a class sees; None of any other."""
+    sound: SoundSpec | None = None
+    """What a model of sound that is written as a class hears; None of any other."""
     source: str = ""
     """Where the shape was read: a file, a hub id or ``built-in``."""
 
@@ -132,8 +135,9 @@ class ModelSpec(Displayed, HashedOnce):
             return self.traced.num_layers
         if self.denoiser is not None:
             return self.denoiser.num_layers
-        if self.picture is not None:
-            return self.picture.num_layers
+        sensed = self.picture or self.sound
+        if sensed is not None:
+            return sensed.num_layers
         return sum(stack.num_layers for stack in self.stacks)
 
     @property

@@ -196,8 +196,12 @@ def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
         if column[0].gpu is not None
     ]
     names = [column[0].gpu.short_name for column in columns if column[0].gpu is not None]
-    for name, column in zip(names, columns, strict=True):
-        verdicts = [each.job_verdict for each in column]
+    # Setup by setup, while its run is there: only the latest few are kept, and playing one out is most of an answer.
+    rows = [
+        [(each.job_verdict, each.total_bytes) for each in row] for row in zip(*columns, strict=True)
+    ]
+    for name, column, told in zip(names, columns, zip(*rows, strict=True), strict=True):
+        verdicts = [verdict for verdict, _ in told]
         counts = [
             f"{verdicts.count(verdict)} {word}"
             for verdict, word in _COUNT_WORDS.items()
@@ -207,7 +211,7 @@ def print_counts(console: "Console", results: Sequence[SweepResult]) -> None:
             each.replace("1 do not", "1 does not") if each[:2] == "1 " else each for each in counts
         ]
         counts[0] = counts[0].replace(" ", f" of {len(verdicts)} ", 1)
-        gpu, needed = column[0].gpu, [each.total_bytes for each in column]
+        gpu, needed = column[0].gpu, [total for _, total in told]
         assert gpu is not None
         least, most = min(each.low for each in needed), max(each.high for each in needed)
         console.print(

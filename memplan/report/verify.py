@@ -1,6 +1,7 @@
 """A prediction beside a run that took place, part by part, for people and for scripts."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from memplan.estimator import Estimate, Verdict
@@ -27,7 +28,7 @@ CROWD_BYTES = 1 * GIB
 """Beyond the range of context and NCCL, from which on another process is taken to be on the card."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Verified:
     """A measurement, and what is predicted of the same run."""
 
@@ -36,9 +37,9 @@ class Verified:
     source: str = ""
     """The file that it was read from; empty: it was made just now."""
 
-    @property
+    @cached_property
     def figures(self) -> list[Figure]:
-        """Every number that both have."""
+        """Every number that both have; the run is played out for them once."""
         return figures_of(self.estimate, self.measured)
 
     @property

@@ -10,6 +10,7 @@ What a config leaves to its class is in ``ModelSpec.assumptions``. ``configs/mod
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.errors import (
@@ -207,13 +208,12 @@ def _annotated(spec: ModelSpec, found: FoundConfig, asked: _Asked, log: "ReadLog
     """Say beside a model what of it is not the config's word, and what of the config is not in it."""
     from memplan.sources.about_models.config_check import (
         architecture_note,
-        default_notes,
         type_note,
         unmodelled_notes,
     )
 
     said = _check_keys(found, asked, log)
-    said += default_notes(log, lambda read: _matters(read, spec, found, asked))
+    said += _default_notes(_Reading(spec, found, asked, log))
     said += unmodelled_notes(log, source=found.source)
     if asked.family is None:
         said.append(type_note(found.config, spec.family))
@@ -221,7 +221,31 @@ def _annotated(spec: ModelSpec, found: FoundConfig, asked: _Asked, log: "ReadLog
     return replace(spec, assumptions=tuple(filter(None, said)))
 
 
-def _matters(read: "DefaultRead", spec: ModelSpec, found: FoundConfig, asked: _Asked) -> bool:
+class _Reading:
+    """A config as it was read, told from others by all that it holds and is asked for."""
+
+    __slots__ = ("_key", "asked", "found", "log", "spec")
+
+    def __init__(self, spec: ModelSpec, found: FoundConfig, asked: _Asked, log: "ReadLog") -> None:
+        self.spec, self.found, self.asked, self.log = spec, found, asked, log
+        self._key = repr(found.config), asked
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Reading) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+@lru_cache(maxsize=128)
+def _default_notes(reading: _Reading) -> tuple[str, ...]:
+    """What is the class's word and not the config's: most of the work of reading it, so done once for equal ones."""
+    from memplan.sources.about_models.config_check import default_notes
+
+    return tuple(default_notes(reading.log, lambda read: _matters(read, reading)))
+
+
+def _matters(read: "DefaultRead", reading: _Reading) -> bool:
     """Whether a config that holds another value than the class's default is another model."""
     from memplan.model.read_log import ReadLog
     from memplan.sources.about_models.defaults import class_defaults, with_default
@@ -233,7 +257,8 @@ def _matters(read: "DefaultRead", spec: ModelSpec, found: FoundConfig, asked: _A
     for other in dict.fromkeys((read.value + 1, 2 * read.value, read.value - 1, 1)):
         defaults = with_default(class_defaults(), read.model_type, read.key, other)
         try:
-            makes_another = not _is_same(_read_with(found, asked, defaults, ReadLog()), spec)
+            other_spec = _read_with(reading.found, reading.asked, defaults, ReadLog())
+            makes_another = not _is_same(other_spec, reading.spec)
         except MemplanError:
             continue
         if makes_another:
@@ -245,4 +270,4 @@ def _is_same(model: ModelSpec, other: ModelSpec) -> bool:
     """A class may have sizes of which no other room asks: FSMT's table of the source."""
     if model != other or model.blueprint is None or other.blueprint is None:
         return model == other
-    return model.blueprint.weight_shapes() == other.blueprint.weight_shapes()
+    return model.blueprint.weight_shapes(model) == other.blueprint.weight_shapes(other)

@@ -220,10 +220,12 @@ def _check_pipeline(setup: DerivedSetup) -> None:
                 msg = f"{name}: is of the stages that pipeline_parallel makes, and that is 1: give it too"
                 raise SetupError(msg)
         return
-    from memplan.training.splitting.schedules import check_schedule  # only for pipelines
+    from memplan.training.splitting.schedules import check_schedule, takes_few  # only for pipelines
 
     if pipeline.runtime is PipelineRuntime.DEEPSPEED:
         _check_deepspeed_pipeline(setup)
+        return
+    if takes_few(pipeline) and pipeline.num_virtual == 1:
         return
     check_schedule(
         pipeline.schedule,

@@ -215,7 +215,7 @@ def wait_until(is_so: Callable[[], bool], *, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-LARGE = ("sweep", "llama-3.2-1b", "--batch-size", "1-4", "--gpus", "8,16", "--zero", "1-3", "--seq-len", "512,1024",
+LARGE = ("sweep", "llama-3.2-1b", "--batch-size", "1-4", "--gpus", "8", "--zero", "1-3", "--seq-len", "512,1024",
          "--checkpointing", "none,full", "--gpu", "h100,a100")  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def test_a_worker_of_a_cluster_is_killed(
     workers[0].send_signal(signal.SIGKILL)
     _, said = run.communicate(timeout=300)
     assert run.returncode == 0, said
-    assert said == f"memplan: {spread}: 192 rows of 96 setups\n"
+    assert said == f"memplan: {spread}: 96 rows of 48 setups\n"
     # The second run is killed twice.
     for _ in range(2):
         size = alone.stat().st_size if alone.exists() else 0
@@ -252,4 +252,4 @@ def test_a_worker_of_a_cluster_is_killed(
     assert alone.read_bytes() == spread.read_bytes()
     numbers = [json.loads(line)[NUMBER] for line in spread.read_text().splitlines()]
     assert numbers == sorted(numbers)
-    assert len(numbers) == 2 * len(set(numbers)) == 192
+    assert len(numbers) == 2 * len(set(numbers)) == 96

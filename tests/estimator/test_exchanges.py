@@ -105,6 +105,27 @@ def test_fsdp_copies_shards_and_what_it_gathers() -> None:
     assert copied == pytest.approx({"forward": gathered, "backward": gathered + 2 * 4}, rel=2e-3)
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
+@pytest.mark.parametrize("strategy", ["full_shard", "shard_grad_op"])
+def test_fsdp_brings_offloaded_shards_for_each_gathering(engine: str, strategy: str) -> None:
+    """An eighth in fp32, ahead of its use; FSDP1 brings it for backward too where what it gathered is still there."""
+    offloaded = {"offload_param": "cpu", "offload_optimizer": "cpu", "fsdp_strategy": strategy}
+    found = moved(engine=engine, **offloaded)
+    again = engine == "fsdp1" or strategy == "full_shard"
+    brought = {part: size for (part, kind), size in found.items() if kind is KIND.TO_GPU}
+    shard = pytest.approx(4 / 8, rel=3e-3)
+    assert brought == ({"forward": shard, "backward": shard} if again else {"forward": shard})
+    assert found["backward", KIND.TO_HOST] == shard
+    model, setup = memplan.load_model(CONFIG), memplan.TrainingSetup(
+        num_gpus=8, seq_len=128, engine=engine, **offloaded
+    )  # type: ignore[arg-type]  # fmt: skip
+    visits = step_visits(Job.of(model, setup, memplan.load_gpu("h100")).given)
+    hidings = {
+        each.hiding for visit in visits for each, _ in visit.exchanges if each.kind is KIND.TO_GPU
+    }
+    assert hidings == {Hiding.AHEAD}
+
+
 def test_accumulation_gathers_each_time_and_reduces_once_under_fsdp() -> None:
     once, three = (moved(engine="fsdp", gradient_accumulation_steps=count) for count in (1, 3))
     for key, size in three.items():

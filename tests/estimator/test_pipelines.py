@@ -50,6 +50,21 @@ def test_every_rank_is_told() -> None:
     assert one.peak_bytes in {each.peak.peak_bytes for each in ranks}
 
 
+def test_packed_rows_reach_every_stage() -> None:
+    """torch's schedules hand each stage what the model is called with: each makes its own mask of documents, as one GPU does."""
+    masks = []
+    for fields in ({}, {"num_gpus": 1, "pipeline_parallel": 1}):
+        plain, packed = (
+            answer(**fields, packing=how, attention="sdpa").account.peak.components["activations"]
+            for how in ("none", "documents")
+        )
+        masks.append(packed - plain)
+    # One micro-batch is in flight on one GPU, and one of two layers on the last of four stages, which is the fullest.
+    assert 0 < masks[0] <= masks[1]
+    with pytest.raises(SetupError, match="packing: is not modelled beside pipeline_parallel"):
+        answer(engine="deepspeed", zero_stage=ZeroStage.NONE, packing="documents")
+
+
 def test_more_micro_batches_take_buffers_alone() -> None:
     """1F1B has as many in flight at most as there are stages behind; the buffers are for all."""
     few, many = answer(), answer(gradient_accumulation_steps=16)
@@ -169,6 +184,16 @@ def test_deepspeed_takes_fewer_micro_batches_than_stages() -> None:
     found = answer(**DEEPSPEED, gradient_accumulation_steps=2)
     assert found.setup.zero_stage is ZeroStage.OPTIMIZER
     assert "PipelineEngine" in " ".join(found.assumptions)
+
+
+def test_megatron_takes_fewer_micro_batches_than_stages() -> None:
+    """Its 1F1B warms up with as many as there are; torch's raises."""
+    megatron = {"engine": "megatron", "precision": "bf16-master"}
+    few, many = (answer(**megatron, gradient_accumulation_steps=count) for count in (1, 8))
+    kept = [each.account.peak.components["activations"] for each in (few, many)]
+    assert 0 < kept[0] < kept[1]
+    with pytest.raises(SetupError, match="at least as many micro-batches as stages: 1 < 4"):
+        answer(gradient_accumulation_steps=1)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:

@@ -57,6 +57,16 @@ def test_a_token_of_an_engine_reads_every_weight_and_every_key() -> None:
     assert any("completions are 1,024 tokens" in each for each in found.notes)
 
 
+def test_pictures_are_read_with_the_prompt_alone() -> None:
+    """A later token finds them in keys and values: its step runs no tower."""
+    job = "grpo:rollout=vllm,completion_length=512"
+    shown, unseen = (
+        spent(timed(job, "qwen2.5-vl-3b", images_per_sample=count), "generating")
+        for count in (1, 0)
+    )
+    assert unseen < shown < 1.5 * unseen
+
+
 def test_a_batch_shrinks_on_the_way_to_its_longest_completion() -> None:
     """All wait for the longest, of which few still run at the end: it costs less than were all as long."""
     shape = {"seq_len": 4096, "gradient_accumulation_steps": 32}
@@ -84,6 +94,16 @@ def test_room_for_keys_decides_how_many_sequences_run_together() -> None:
         timed(f"grpo:rollout=vllm,gpu_memory_utilization={share}", **shape) for share in (0.5, 0.1)
     )
     assert spent(narrow, "generating") > 1.3 * spent(wide, "generating")
+
+
+def test_an_engine_that_sleeps_lightly_takes_its_weights_along() -> None:
+    """At level 1 they go to the CPU and come back; at level 2 they are dropped, and trained ones are handed over as ever."""
+    awake, light, deep = (timed(f"grpo:rollout=vllm,sleep={level}") for level in (0, 1, 2))
+    assert deep.expected_s == awake.expected_s
+    there_and_back = 2 * 2 * PARAMS / 63e9  # over PCIe 5's sixteen lanes at the most
+    assert there_and_back < light.expected_s - awake.expected_s < 1.5 * there_and_back
+    moved = spent(light, "transfers to and from the host")
+    assert moved == pytest.approx(light.expected_s - awake.expected_s)
 
 
 def test_weights_that_do_not_fit_a_share_are_split_and_all_are_handed_over() -> None:

@@ -39,13 +39,47 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "pairs", "widths"),
+    [
+        # What is permuted; h, its clamped halves, a sigmoid, out_glu and what addcmul makes; two rows' numbers of 64 bits.
+        pytest.param(
+            "gpt-oss-20b", 24 * 4, 2880 + 7 * 2880 + 2 * 4, id="gate and up in one, with biases"
+        ),
+        # What is permuted, what relu makes, and its square.
+        pytest.param("nemotron-3-nano-30b-a3b", 23 * 6, 2688 + 2 * 1856, id="without a gate"),
+    ],
+)
+def test_other_experts_than_three_plain_matrices(model: str, pairs: int, widths: int) -> None:
+    """torchtitan's ``GptOssGroupedExperts`` and AutoModel's ``up_projs``: all that ranks hold, and what a row keeps."""
+    spread = {**SPREAD, "num_gpus": 8, "precision": "bf16"}
+    even = memplan.estimate(model, TrainingSetup(**spread))
+    crowded = memplan.estimate(model, TrainingSetup(**spread, expert_imbalance=2))
+    assert even.num_params == memplan.load_model(model).num_params
+    expected = pairs * 2048 * 2 * widths
+    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=5e-3)
+
+
+def test_8_bits_are_of_linear_layers() -> None:
+    """Experts are none, spread or not: what narrow copies of attention's operands take is the same."""
+    more = []
+    for degree in (1, 8):
+        spread = {**SPREAD, "num_gpus": 8, "expert_parallel": degree, "precision": "bf16"}
+        kept = [
+            memplan.estimate("mixtral-8x7b", TrainingSetup(**spread, fp8=how)).activations_bytes
+            for how in ("none", "te-current")
+        ]
+        more.append(kept[1] - kept[0])
+    assert more[0] == more[1] > 0
+
+
+@pytest.mark.parametrize(
     ("model", "fields", "told"),
     [
         pytest.param("llama-3.1-8b", {}, "has no experts", id="dense"),
         pytest.param("mixtral-8x7b", {"expert_parallel": 16}, "8 = 16 x 0 [+] 8", id="experts"),
         pytest.param("mixtral-8x7b", {"num_gpus": 12}, "12 = 8 x 1 [+] 4", id="ranks"),
         pytest.param("mixtral-8x7b", {"engine": "deepspeed"}, "engine is deepspeed", id="engine"),
-        pytest.param("gpt-oss-20b", {}, "three plain matrices", id="other experts"),
+        pytest.param("deepseek-v4-flash", {}, "in a way of its own", id="other experts"),
         pytest.param("mixtral-8x7b", {"tensor_parallel": 2}, "with sequence_parallel", id="TP"),
         pytest.param(
             "mixtral-8x7b",

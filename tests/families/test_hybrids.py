@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from memplan.errors import ConfigError
+import memplan
+from memplan.errors import ConfigError, SetupError
 from memplan.families import read_model
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
@@ -289,3 +290,19 @@ def test_privacy_filter_classifies_tokens() -> None:
 def test_impossible_sizes(model_type: str, sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(model_type, **sizes)
+
+
+def test_adapters_of_time_steps_where_the_module_is_called() -> None:
+    """transformers multiplies by ``dt_proj.weight`` itself, past an adapter; of a quantized Jamba it calls the module."""
+    small = {
+        "hidden_size": 512, "num_hidden_layers": 8, "num_experts": 1, "vocab_size": 1000, "intermediate_size": 1024,
+        "num_attention_heads": 8, "num_key_value_heads": 2, "model_type": "jamba", "architectures": ["JambaForCausalLM"],
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "adapter": memplan.Lora(rank=8, targets=("dt_proj",)), "precision": "bf16-autocast", "seq_len": 128,
+    }  # fmt: skip
+    with pytest.raises(SetupError, match="goes past its adapter"):
+        memplan.estimate(small, memplan.TrainingSetup(**fields))
+    found = memplan.estimate(small, memplan.TrainingSetup(**fields, quantize="nf4"))
+    # Of the seven layers that scan: a factor from 32 steps and one to 1,024 channels.
+    assert found.trainable_params == 7 * 8 * (32 + 1024)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memplan.errors import ConfigError
 from memplan.graph.counts import count_parameters
 from memplan.model.spec import Task
 from tests.families.reading import counted, read, trained
@@ -77,6 +78,13 @@ def test_visual_reasoning_is_named_by_its_class() -> None:
 def test_bypassing_adds_a_layer() -> None:
     plain = counted(VISUAL)[0]
     assert counted({**VISUAL, "bypass_transformer": True})[0] > plain
+
+
+def test_heads_that_do_not_divide_lxmerts_width_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"hidden_size: 64 is not divisible by num_attention_heads"
+    ):
+        read({**LXMERT, "num_attention_heads": 5})
 
 
 def test_lxmerts_losses_bring_their_heads() -> None:

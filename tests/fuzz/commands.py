@@ -121,7 +121,7 @@ CASES = (
     ),
     Case(
         arguments=(
-            "sweep", "gpt2", "--gpus", "1..8", "--zero", "0-3", "--batch-size", "1,2", "--seq-len",
+            "sweep", "gpt2", "--gpus", "4..8", "--zero", "2-3", "--batch-size", "1,2", "--seq-len",
             "64..128", "--checkpointing", "none,0.5", "--precision", "bf16-master", "--format",
             "csv", "--gpu", "h100,v100-32gb", "--global-batch-size", "64", "--check", "any",
         ),

@@ -16,7 +16,7 @@ import pytest
 
 from tests.fuzz.commands import CASES, Case, mutated, written
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_least_capacity")]
 
 MAX_SECONDS = 20.0
 """For one command, on a machine that has other things to do."""

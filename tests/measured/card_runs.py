@@ -7,13 +7,14 @@ tables of its own for the head, and its config here says so. Runs under FSDP2 we
 
 import json
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from memplan.api import estimate
 from memplan.estimator import Estimate
 from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -23,6 +24,16 @@ CARDS = {"H100": "h100-sxm-80gb", "H200": "h200-sxm-141gb"}
 """What was measured on, and the catalog's name of it."""
 PHASES = ("forward", "backward", "step")
 NUM_STEPS = 3
+
+
+def model_of(config: dict[str, Any], task: str) -> ModelSpec:
+    """A record's model; a dozen models were run in two hundred ways."""
+    return _read(json.dumps(config), task)
+
+
+@cache
+def _read(config: str, task: str) -> ModelSpec:
+    return load_model(json.loads(config), TASKS[task])
 
 
 def file_of(card: str) -> Path:
@@ -57,8 +68,7 @@ class CardRun:
     def is_tied(self) -> bool:
         """Whether the head's table is the embeddings'."""
         apart = self.config | {"tie_word_embeddings": False}
-        task = TASKS[self.task]
-        return load_model(self.config, task).num_params < load_model(apart, task).num_params
+        return model_of(self.config, self.task).num_params < model_of(apart, self.task).num_params
 
     def forget(self) -> None:
         """Let go of the estimate: it holds the whole run."""
@@ -81,7 +91,7 @@ class CardRun:
     @cached_property
     def answer(self) -> Estimate:
         """memplan's estimate for the card that it ran on."""
-        return estimate(load_model(self.config, TASKS[self.task]), self.setup, gpu=self.gpu)
+        return estimate(model_of(self.config, self.task), self.setup, gpu=self.gpu)
 
     @property
     def reserved_bytes(self) -> int:

@@ -88,7 +88,7 @@ def test_positions_of_a_conformer_come_before_its_convolution() -> None:
     """``embed_positions`` is its encoder's first module (transformers 5.23, ``Wav2Vec2ConformerEncoder``)."""
     loaded = [label for *_, label in conformer_blocks() if label.part is Part.LOAD]
     place = next(n for n, each in enumerate(loaded) if "tables" in each.name)
-    assert loaded[place + 1].name.startswith("pos_conv_embed")
+    assert loaded[place + 1].name.startswith("encoder.pos_conv_embed")
 
 
 def test_what_enters_a_conformer_is_its_models_variable() -> None:
@@ -100,9 +100,9 @@ def test_what_enters_a_conformer_is_its_models_variable() -> None:
     entered = min(
         freed
         for _, freed, _, label in blocks
-        if label.place == "model.feature_projection" and label.name == "dropout"
+        if label.place == "feature_projection" and label.name == "dropout"
     )
-    last = max(made for made, *_, label in blocks if label.place == "model.encoder.layers.1")
+    last = max(made for made, *_, label in blocks if label.place == "encoder.layers.1")
     head = min(made for made, *_, label in blocks if label.place == "head")
     assert last < entered < head
 

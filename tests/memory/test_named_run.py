@@ -103,7 +103,7 @@ def test_a_named_run_has_the_events_of_a_plain_one(model: str, options: dict[str
     size = next(
         workspace.events[block]
         for block, label in named_run(found).labels.items()
-        if label.kind is ComponentKind.KERNEL_SCRATCH
+        if label.kind is ComponentKind.KERNEL_SCRATCH and "workspace" in label.name
     )
     program = program_of(given, plain, workspace_bytes=size)
     assert program is not None
@@ -150,10 +150,28 @@ def test_blocks_are_named_after_what_made_them():
     assert sizes[ComponentKind.OPTIMIZER_STATES] == pytest.approx(2 * weights, rel=1e-3)
 
 
-def test_what_stays_for_backward_is_the_accounts_activations():
+HANDING_ON: list[dict[str, Any]] = [
+    {"model_type": "gpt2", "n_layer": 2},
+    {"model_type": "t5", "num_layers": 2},
+    {"model_type": "t5", "num_layers": 2, "architectures": ["T5ForConditionalGeneration"]},
+    {"model_type": "longt5", "num_layers": 2, "architectures": ["LongT5ForConditionalGeneration"]},
+    {"model_type": "lilt", "num_hidden_layers": 2, "architectures": ["LiltForTokenClassification"]},
+]
+"""But for the first: layers give more than hidden states to the next, which a variable of the model's holds until it
+returns."""
+
+
+@pytest.mark.parametrize("config", HANDING_ON, ids=lambda each: "-".join(map(str, each.values())))
+@pytest.mark.parametrize("precision", ["bf16", "bf16-amp"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_what_stays_for_backward_is_the_accounts_activations(
+    config: dict[str, Any], precision: str, checkpointing: str
+):
     """At the end of the forward pass, the blocks by name are what the account's walk keeps."""
-    options = {"precision": "bf16", "dropout": 0.0}
-    found = estimate(load_model("gpt2"), TrainingSetup(seq_len=64, **options))
+    setup = TrainingSetup(
+        seq_len=64, precision=precision, checkpointing=checkpointing, dropout=0.0, engine="ddp"
+    )
+    found = estimate(load_model(config), setup)
     run = named_run(found)
     end = next(
         stretch.start
@@ -166,11 +184,11 @@ def test_what_stays_for_backward_is_the_accounts_activations():
             alive[number] = event
         elif event < 0:
             del alive[~event]
-    kept = sum(
-        size
-        for block, size in alive.items()
-        if run.labels[block].kind in {ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS}
-    )
+    of_the_model = (
+        ComponentKind.ACTIVATIONS, ComponentKind.LOGITS_AND_LOSS,
+        ComponentKind.TEMPORARIES,  # what the last to read it was to let go, and an outer variable holds
+    )  # fmt: skip
+    kept = sum(size for block, size in alive.items() if run.labels[block].kind in of_the_model)
     assert kept == found.activations_bytes
 
 

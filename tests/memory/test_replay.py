@@ -138,6 +138,32 @@ def test_who_is_asked_again_goes_on_to_what_the_whole_run_comes_to() -> None:
     assert lasted > 5
 
 
+@KINDS
+def test_a_search_follows_no_stretch_that_it_has_followed_from_the_same_state(
+    monkeypatch: pytest.MonkeyPatch, *, expandable: bool
+) -> None:
+    followed: list[int] = []
+    explore = PythonRun._explore
+
+    def watched(run: PythonRun, place: Any, capacity: int) -> Any:
+        followed.append(place.stretch)
+        return explore(run, place, capacity)
+
+    monkeypatch.setattr(replays, "COMPILED", None)
+    monkeypatch.setattr(PythonRun, "_explore", watched)
+    chance, places = random.Random(23), 0
+    for _ in range(30):
+        ledger = drawn(chance, num_events=80)
+        run = Replayer(ledger.events, ledger.streams, ledger.cycle, expandable=expandable)
+        floor = floor_bytes(run.on_card)
+        before = len(followed)
+        assert floor_bytes(run.on_card) == floor
+        assert len(followed) == before, "all is known"
+        assert run._in_python is not None
+        places += len(run._in_python._places)
+    assert places < 0.9 * len(followed), "several ways lead to one place"
+
+
 @COMPILED
 @pytest.mark.parametrize(
     ("model", "options"),

@@ -1,7 +1,6 @@
 """Runs of one shape are played once: with each one's own sizes they are what would have been played."""
 
 import random
-import sys
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.adapters import Lora
 from memplan.training.setup import TrainingSetup
+from tests.forgetting import forget_everything
 
 JOBS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {}),
@@ -100,15 +100,6 @@ WAYS: list[dict[str, Any]] = [
     {"engine": "ddp", "allocator": "expandable"},
     {"engine": "fsdp1", "num_gpus": 4, "checkpointing": "full"},
 ]  # fmt: skip
-
-
-def forget_everything() -> None:
-    """As in a process that was asked nothing yet."""
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] == "memplan":
-            for each in list(vars(module).values()):
-                if callable(clear := getattr(each, "cache_clear", None)):
-                    clear()
 
 
 @pytest.mark.parametrize("fields", WAYS, ids=lambda each: each["engine"])

@@ -5,6 +5,7 @@ To the byte, in every part of a step, for every engine.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger, Part
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from memplan.units import round_up
 
 pytestmark = pytest.mark.long
 
@@ -157,15 +157,15 @@ def heights(ledger: MarkedLedger) -> dict[str, int]:
     sizes: dict[int, int] = {}
     alive = 0
     for (start, part, step), end in zip(ledger.marks, ends, strict=True):
-        highest = alive
-        for number in range(start, end):
-            event = ledger.events[number]
+        changes = []
+        for number, event in enumerate(ledger.events[start:end], start):
             if event > 0:
-                sizes[number] = round_up(event, ALLOCATION_ROUNDING)
-                alive += sizes[number]
-                highest = max(highest, alive)
+                changes.append(event + -event % ALLOCATION_ROUNDING)
+                sizes[number] = changes[-1]
             elif event < 0:
-                alive -= sizes.pop(~event)
+                changes.append(-sizes.pop(~event))
+        highest = max(accumulate(changes, initial=alive))
+        alive += sum(changes)
         name = part.value if part is Part.LOAD or step == 1 else Part.FIRST_STEP.value
         found[name] = max(found.get(name, 0), highest)
         if part is not Part.EVALUATION:

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.errors import ConfigError
 from memplan.estimator import Verdict, estimate
-from memplan.search.lengths import batch_lengths, batch_peaks, with_batches
+from memplan.search.lengths import _percent, batch_lengths, batch_peaks, with_batches
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.lengths_file import read_lengths
 from memplan.sources.models import load_model
@@ -74,6 +74,21 @@ def test_many_lengths_become_few() -> None:
         assert found.share_up_to(length) <= length / 2000 + 1e-9
 
 
+def test_half_of_those_beyond_each_length_that_is_kept_are_beyond_the_next() -> None:
+    """Of 2,048 lengths as many as there are: each is counted as the next longer one that is kept, the longest exactly."""
+    found = Lengths.of(range(1, 2049))
+    beyond = [1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0]
+    assert [length for length, _ in found.shares] == [2048 - each for each in beyond]
+    assert [2048 * share for _, share in found.shares] == [*beyond[:-1], 1]
+    assert all(found.share_up_to(length) == length / 2048 for length, _ in found.shares)
+
+
+def test_sixteen_lengths_stay_as_they_are() -> None:
+    few = range(1, MAX_POINTS + 1)
+    assert Lengths.of(few).shares == tuple((length, 1 / MAX_POINTS) for length in few)
+    assert len(Lengths.of([*few, MAX_POINTS + 1]).shares) < MAX_POINTS
+
+
 def test_lengths_from_files(tmp_path: Path) -> None:
     counts = tmp_path / "counts.txt"
     counts.write_text("10\n10\n30\n40\n", encoding="utf-8")
@@ -87,3 +102,16 @@ def test_lengths_from_files(tmp_path: Path) -> None:
     rows.write_text("ten\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=":1: expected a length"):
         read_lengths(str(rows))
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (0.0, "0.00%"), (5e-5, "5.0e-05"), (0.0001, "0.01%"), (0.125, "12.50%"), (0.99985, "99.98%"),
+        (0.99995, "99.9950%"), (1 - 1e-9, "100%"), (1.0, "100%"),
+    ],
+)  # fmt: skip
+def test_a_probability_is_written_as_long_as_it_takes_to_tell_it(
+    probability: float, text: str
+) -> None:
+    assert _percent(probability) == text

@@ -111,9 +111,13 @@ def counts_of(model: ModelSpec) -> tuple[int, int]:
     return total_parameters(tape), largest_layer_parameters(tape)
 
 
-@lru_cache(maxsize=1)
+def counts_in(config: dict[str, Any]) -> tuple[int, int]:
+    """The same of a config, which is changed several times."""
+    return _read(json.dumps(config))[1]
+
+
+@lru_cache(maxsize=2)
 def _read(text: str) -> tuple[ModelSpec, tuple[int, int]]:
-    """A config that is changed several times."""
     model = load_model(json.loads(text))
     return model, counts_of(model)
 
@@ -123,11 +127,11 @@ def is_silent(full: dict[str, Any], changed: dict[str, Any]) -> bool:
     model, counts = _read(json.dumps(full))
     try:
         other = load_model(changed)
-        if counts_of(other) == counts:
-            return False
+        # What is said is known without its layers being recorded.
+        said = set(other.assumptions) - set(model.assumptions)
+        return not said and counts_of(other) != counts
     except MemplanError:
         return False
-    return not set(other.assumptions) - set(model.assumptions)
 
 
 def silent_changes(config: dict[str, Any], *, everywhere: bool) -> list[str]:

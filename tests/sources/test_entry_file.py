@@ -37,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> EntryFile:
 def test_one_line_says_what_the_whole_file_says(file: EntryFile) -> None:
     entries = file.entries()
     assert len(entries) > 200
-    assert file.names() == list(entries)
+    assert file.names() == tuple(entries)
     assert {name: file.entry(name) for name in entries} == entries
 
 
@@ -53,7 +53,7 @@ def test_what_is_no_entry(file: EntryFile, name: str) -> None:
 def test_other_lines_are_not_parsed(small: EntryFile) -> None:
     assert small.entry("a") == {"hub_id": "X/A", "kind": "b"}
     assert small.entry('quoted"') == {"hub_id": "last"}
-    assert small.names() == ["a", "b", "broken", 'quoted"']
+    assert small.names() == ("a", "b", "broken", 'quoted"')
     with pytest.raises(json.JSONDecodeError):
         small.entry("broken")
 

@@ -323,6 +323,47 @@ def test_nemo() -> None:
         read({"trainer": {"devices": 8}, "model": {"micro_batch_size": 4}})
 
 
+def test_nemo_shards_nothing_on_one_gpu() -> None:
+    """``fsdp2_sharding_enabled``; where the file says nothing of GPUs, its launcher takes all of a node."""
+    file = {**NEMO, "distributed": {"strategy": "fsdp2"}}
+    alone, node = read(file, num_gpus=1), read(file)
+    assert alone.setup.engine is Engine.DDP
+    assert (node.setup.engine, node.setup.num_gpus) == (Engine.FSDP, 8)
+    assert any("8 GPUs, a node's" in note for note in node.notes)
+
+
+def test_torchtunes_files_run_the_recipe_of_its_registry() -> None:
+    dpo = {**TORCHTUNE, "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}}
+    full = {**dpo, "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}}
+    for values, source, gpus in (
+        (TORCHTUNE, "recipes/configs/llama3_1/8B_lora.yaml", 8),
+        (TORCHTUNE, "recipes/configs/llama3_1/8B_lora_single_device.yaml", 1),
+        (TORCHTUNE, "mine.yaml", 1),
+        (dpo, "mine.yaml", 1),
+        (full, "mine.yaml", 8),
+    ):
+        assert read_stack(values, "torchtune", source=source).setup.num_gpus == gpus
+
+
+def test_torchtitans_experts_are_narrow_where_a_converter_says_so() -> None:
+    experts = {"quantize": {"grouped_mm": {"float8": {"fqns": ["experts"]}}}}
+    idle = read({**TORCHTITAN, **experts}).setup
+    model = {**TORCHTITAN["model"], "converters": ["quantize.grouped_mm.float8"]}
+    asked = read({**TORCHTITAN, **experts, "model": model}).setup
+    assert idle.left_out == ()
+    assert asked.left_out == ("quantize.grouped_mm (experts in 8 bits)",)
+    assert asked.fp8.value == "none"
+
+
+def test_axolotls_packed_rows_are_one_sequence_to_its_ring() -> None:
+    ring = {**AXOLOTL, "context_parallel_size": 2, "attn_implementation": "flash_attention_2"}
+    found = read(
+        {**ring, "sample_packing": True, "fsdp_version": 2, "fsdp": ["full_shard"]}, num_gpus=2
+    )
+    assert (found.setup.packing.value, found.setup.attention) == ("none", None)
+    assert any("ring-flash-attn" in each for each in found.setup.left_out)
+
+
 def test_prime_rl_counts_the_trainers_gpus() -> None:
     found = read(PRIME)
     assert found.model == "Qwen/Qwen3-8B"

@@ -153,6 +153,29 @@ def test_every_optimizer_has_a_row_with_a_source() -> None:
     assert all(row.source for row in all_rows().values())
 
 
+FACTORED = {"adafactor", "adafactor-foreach", "adafactor-loop", "came", "adalomo"}
+"""Have a second moment for each row and column of a matrix, and a whole one of a vector, such as a flat shard."""
+
+
+def test_what_needs_matrices_does_something_else_with_what_is_cut_from_them() -> None:
+    """Of all others a vector of as many elements is the same, but for those that know a form for it."""
+    flat, differ = Stepped((MATRIX.numel,), MATRIX.dtype, MATRIX.role, MATRIX.module), set()
+    for optimizer, row in all_rows().items():
+        options, has_own = options_of(row, {}, optimizer.value), row.update_all is None
+        ways = [
+            [
+                acts_of(row, options, each, init=True, update=has_own, first=first)
+                for first in (True, False)
+            ]
+            for each in (MATRIX, flat)
+        ]
+        if ways[0] != ways[1]:
+            differ.add(optimizer.value)
+    needing = {each.value for each, row in all_rows().items() if row.needs_matrices}
+    assert differ - needing == FACTORED
+    assert needing <= differ
+
+
 def test_a_flat_shard_is_a_vector() -> None:
     flat = Stepped((P,), DType.FP32)
     assert kept(Optimizer.ADAFACTOR_LOOP, flat) == {"variance": 4 * P}

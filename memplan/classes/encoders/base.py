@@ -127,14 +127,19 @@ def first_token(x: Handle) -> Handle:
 
 def spare(module: Module) -> None:
     """Declare what is never called: nothing is made of its weights, nor of adapters beside them."""
+    for each in (module, *(inner for _, inner in module.modules())):
+        spare_alone(each)
+
+
+def spare_alone(module: Module) -> None:
+    """The same of a module without those in it."""
     from memplan.graph.counted import idle_linear  # only for such parts
 
-    for each in (module, *(inner for _, inner in module.modules())):
-        for weight in each.weights.values():
-            if weight.owner is each:
-                each.parameter(weight).unused = True
-        if isinstance(each, Linear) and each.weight.owner is each:
-            idle_linear(each.run, each.parameter(each.weight))
+    for weight in module.weights.values():
+        if weight.owner is module:
+            module.parameter(weight).unused = True
+    if isinstance(module, Linear) and module.weight.owner is module:
+        idle_linear(module.run, module.parameter(module.weight))
 
 
 def idle(module: Module) -> None:

@@ -47,7 +47,9 @@ class SeparableConv1D(Module):
 
     def __init__(self, hidden: int, width: int, kernel: int) -> None:
         self.bias = Weight(width, 1)
-        self.depthwise = Conv1d(hidden, hidden, kernel, groups=hidden, bias=False)
+        self.depthwise = Conv1d(
+            hidden, hidden, kernel, padding=kernel // 2, groups=hidden, bias=False
+        )
         self.pointwise = Conv1d(hidden, width, 1, bias=False)
 
     def forward(self, x: Handle) -> Handle:

@@ -435,7 +435,7 @@ class ConvLayer(Module):
         config.divide("hidden_size", hidden, "conv_groups", groups)
         given = config.has("conv_act")
         self.conv_act = read_activation(config, "conv_act") if given else Activation.TANH
-        self.conv = Conv1d(hidden, hidden, kernel, groups=groups)
+        self.conv = Conv1d(hidden, hidden, kernel, padding=(kernel - 1) // 2, groups=groups)
         self.conv.gives_rows = True
         self.LayerNorm = LayerNorm(hidden)
         self.dropout = Dropout(config.number("hidden_dropout_prob"))

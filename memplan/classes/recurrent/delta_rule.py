@@ -178,7 +178,7 @@ def over_chunks(
     """Chunk by chunk: what the state predicts is taken off, read, and what is new is added."""
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
-    for number in range(chunks):
+    for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)
         core_attn_out = write(

@@ -180,7 +180,8 @@ def over_chunks(parts: tuple[Handle, ...]) -> tuple[Handle, tuple[Handle, ...]]:
     last_recurrent_state = made_by(run, OperationKind.ZEROS, shape, value.dtype)
     core_attn_out = made_by(run, OperationKind.ZEROS, value.shape, value.dtype)
     mask = later_tokens(run)
-    number = 0
+    numbers = run.turns(chunks)
+    number = next(numbers)
     while True:
         q_i, k_i, v_i, g_i = (each.select(2) for each in (query, key, value, g))
         attn_inter = matmul(q_i * g_i.unary(OperationKind.EXP), last_recurrent_state)
@@ -190,10 +191,10 @@ def over_chunks(parts: tuple[Handle, ...]) -> tuple[Handle, tuple[Handle, ...]]:
         v_prime = matmul(k_cumdecay.select(2), last_recurrent_state)
         v_new = difference(v_i, v_prime)
         core_attn_out = write(core_attn_out, attn_inter + matmul(attn_intra, v_new))
-        number += 1
-        if number == chunks:
+        if number == chunks - 1:
             break
         last_recurrent_state = next_state(k_i, g_i, v_new, last_recurrent_state)
+        number = next(numbers)
     with UnreadGraph(run) as graph:
         last_recurrent_state = next_state(k_i, g_i, v_new, last_recurrent_state)
     del graph, last_recurrent_state

@@ -95,8 +95,11 @@ class MambaMixer(Mixer):
         return time_step, keys, queries
 
     def time_steps(self, x: Handle) -> Handle:
-        """``self.dt_proj.weight @ x.transpose(1, 2)``."""
+        """``self.dt_proj.weight @ x.transpose(1, 2)``; of a quantized model the module is called (``_is_quantized``)."""
         weight = self.dt_proj.parameter(self.dt_proj.weight)
+        if weight.packed is not None:
+            made = self.dt_proj(x) - self.dt_proj.operand(self.dt_proj.bias)
+            return made.transpose(1, 2)
         made = Handle(
             self.run, base_product(self.run, x.record, weight), (*x.shape[:2], self.inner)
         )

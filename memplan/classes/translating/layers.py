@@ -42,6 +42,8 @@ class Projections(AttentionModule):
     block = LayerBlock.ATTENTION
     has_biases = True
     """Its projections have biases."""
+    has_key_bias = True
+    """That of keys has one where the others have."""
 
     def __init__(
         self, config: ConfigReader, stack: str, *, causal: bool = False, cross: bool = False
@@ -52,8 +54,12 @@ class Projections(AttentionModule):
         self.causal, self.dropout = causal, config.number("attention_dropout")
         if cross:
             self.block = LayerBlock.CROSS_ATTENTION
-        self.bias, role = self.is_biased(config), WeightRole.QUERY_KEY
-        self.k_proj = Linear(hidden, hidden, bias=self.bias, role=role)
+        self.add_projections(hidden, bias=self.is_biased(config))
+
+    def add_projections(self, hidden: int, *, bias: bool) -> None:
+        """Declare the projections."""
+        self.bias, role = bias, WeightRole.QUERY_KEY
+        self.k_proj = Linear(hidden, hidden, bias=bias and self.has_key_bias, role=role)
         self.v_proj = Linear(hidden, hidden, bias=self.bias)
         self.q_proj = Linear(hidden, hidden, bias=self.bias, role=role)
         self.out_proj = Linear(hidden, hidden, bias=self.bias, role=WeightRole.ATTENTION_OUTPUT)

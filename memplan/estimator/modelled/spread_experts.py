@@ -1,7 +1,6 @@
 """Which setups may spread experts over ranks: the others are refused, never ignored."""
 
 from memplan.errors import SetupError
-from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.compilation import Compilation
 from memplan.training.jobs import PLAIN
 from memplan.training.precision import PRECISIONS, Engine
@@ -83,7 +82,6 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("adapter: " + _odd_adapter(setup), bool(_odd_adapter(setup))),
         ("job", setup.job != PLAIN),
         ("quantize", setup.chosen_quantization is not None),
-        ("fp8", setup.fp8 is not Fp8Recipe.NONE),
         ("compile: model", setup.compile is Compilation.MODEL),
         (f"precision: {setup.chosen_precision.value}", compute.label != "bf16"),
     )

@@ -77,7 +77,8 @@ def cudnn(
 ) -> Tensor:
     """cuDNN's attention: as flash, and takes masks, which it keeps.
 
-    Seed and offset are made before its results (aten/src/ATen/native/transformers/cuda/attention.cu).
+    Seed and offset are made before its results, and are there until it returns
+    (aten/src/ATen/native/transformers/cuda/attention.cu).
     """
     mask = _additive(t, mask, shape, query.dtype)
     random_state = (t.tensor(1, DType.INT64), t.tensor(1, DType.INT64))
@@ -94,6 +95,7 @@ def cudnn(
         backward_scratch_bytes=cudnn_backward_scratch(t, shape, key),
         flops=_score_flops(shape),
     )  # fmt: skip
+    t.touch(*random_state)
     return out
 
 

@@ -12,6 +12,7 @@ class OperationKind(StrEnum):
 
     ABS = "abs"
     ADD = "add"
+    ADDCMUL = "addcmul"
     ADD_BUFFER = "add_buffer"
     ADD_IN_PLACE = "add_"
     ADD_SCALAR = "add_scalar"

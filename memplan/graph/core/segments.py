@@ -303,7 +303,7 @@ class Segment:
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "logits", "name",
         "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
-        "tied", "unmade",
+        "spans", "tied", "unmade",
     )  # fmt: skip
 
     def __init__(
@@ -363,6 +363,8 @@ class Segment:
         those whose name is the beginning of a parameter's are known from that."""
         self.left: list[tuple[int, str]] = []
         """Such modules, and the operation before which each returns what a gradient will reach."""
+        self.spans: list[tuple[int, int, str]] = []
+        """Modules with parameters of their own: their first operation, the one behind their last, and their name."""
         self.sealed: set[str] = set()
         """Modules on which DeepSpeed hangs its hooks as a whole: none on those inside."""
         self.unmade: set[str] = set()

@@ -17,6 +17,7 @@ from memplan.graph.core.tensors import ExpertShare, Parameter, Tensor, allocated
 from memplan.graph.experts.products import grouped_matmul
 from memplan.graph.experts.routing import take
 from memplan.graph.operations.activations import activation
+from memplan.model.mixers import NOTHING
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec
@@ -37,7 +38,11 @@ def check_has_experts(model: ModelSpec) -> None:
     """
     networks = [run.layer.feed_forward for stack in model.stacks for run in stack.runs]
     mixtures = mixtures_of(model)
-    others = [each for each in networks if not isinstance(each, MixtureSpec | FeedForwardSpec)]
+    others = [
+        each
+        for each in networks
+        if not isinstance(each, MixtureSpec | FeedForwardSpec) and each != NOTHING
+    ]
     if others or any(spec.in_turn or spec.router.table_rows for spec in mixtures):
         msg = (
             f"expert_parallel: is not modelled for {model.name} ({model.family}), whose class runs its experts "
@@ -62,7 +67,7 @@ def check_spread(model: ModelSpec, group: ExpertParallel) -> None:
                 f"cannot share evenly: {spec.num_experts} = {group.degree} x {share} + {rest}"
             )
             raise SetupError(msg)
-        if not spec.expert.gated or spec.expert.bias:
+        if model.blueprint is None and (not spec.expert.gated or spec.expert.bias):
             msg = (
                 f"expert_parallel: is modelled for experts of three plain matrices, and those of {model.name} "
                 f"({model.family}) are not: leave it out"

@@ -1,5 +1,6 @@
 """Modules of ``torch.nn`` on handles."""
 
+from functools import partial
 from itertools import islice
 from math import prod
 
@@ -7,7 +8,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.splits import Split
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.layouts import Straightened, in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape, is_contiguous, view_strides
 from memplan.graph.operations.activations import activation
@@ -18,7 +19,7 @@ from memplan.graph.operations.elementwise import (
     dropout_probability,
 )
 from memplan.graph.operations.lookups import embedding_lookup
-from memplan.graph.operations.norms import native_layer_norm, rms_norm_fused
+from memplan.graph.operations.norms import copy_gradient_first, native_layer_norm, rms_norm_fused
 from memplan.graph.operations.products import base_product, linear, matmul_weight
 from memplan.graph.splitting.tensor_parallel import (
     add_up,
@@ -95,12 +96,15 @@ class Linear(Module):
 
     def _apart(self, x: Handle) -> Tensor:
         """``matmul(x, weight.T).add_(bias)`` (torch 2.13, aten/src/ATen/native/Linear.cpp, ``linear``)."""
+        addend = self.run.cast_weight(self.parameter(self.weights["bias"]))
+        return add_in_place(self.run, self.product(x), addend)
+
+    def product(self, x: Handle) -> Tensor:
+        """The same without a bias, nor an adapter."""
         run, weight = self.run, self.parameter(self.weight)
-        addend = run.cast_weight(self.parameter(self.weights["bias"]))
         run.cast_weight(weight)
         given = x if run.autocast is None else x.to(run.autocast)
-        made = matmul_weight(run, given.contiguous().laid(), weight)
-        return add_in_place(run, made, addend)
+        return matmul_weight(run, given.contiguous().laid(), weight)
 
     def _again(self, x: Handle) -> Tensor:
         """Through a matrix that a call before has declared in the same segment."""
@@ -311,9 +315,12 @@ class LayerNorm(Norm):
 
 def layer_norm(x: Handle, width: int, weights: tuple[Tensor, ...] = ()) -> Handle:
     """``torch.nn.functional.layer_norm``."""
-    strided = not is_contiguous(x.shape, x.strides)
-    made = native_layer_norm(x.run, x.laid(), width, weights, strided=strided)
-    return x.leads_to(Handle(x.run, made, x.shape), in_rows(x.shape))
+    run, strided = x.run, not is_contiguous(x.shape, x.strides)
+    made = Handle(run, native_layer_norm(run, x.laid(), width, weights, strided=strided), x.shape)
+    if run.decomposed:
+        return x.leads_to(made, in_rows(x.shape))
+    copies = partial(copy_gradient_first, run, run.segment.operations[-1])
+    return x.leads_to(made, in_rows(x.shape), Straightened(copies))
 
 
 def scaled(module: Module, weight: Weight, x: Handle) -> Handle:

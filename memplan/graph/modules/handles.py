@@ -6,7 +6,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
-from memplan.graph.modules.layouts import Node, Rule, Settled, in_rows, unchanged
+from memplan.graph.modules.layouts import Node, Rule, Settled, Settles, in_rows, unchanged
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import (
     Shape,
@@ -106,7 +106,7 @@ class Handle:
         return made
 
     def leads_to(
-        self, made: "Handle", rule: Rule | None = None, settles: Settled | None = None
+        self, made: "Handle", rule: Rule | None = None, settles: Settles = None
     ) -> "Handle":
         """Note how a gradient of ``made`` lies when it arrives here: as it lay there, unless a rule says so."""
         if rule is None:
@@ -325,6 +325,11 @@ class Handle:
                 return self.seen_as(*shape)
             made = Handle(self.run, self.record, shape, strides)
             return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
+        return self.viewed(shape, strides)
+
+    def viewed(self, shape: Shape, strides: Shape) -> "Handle":
+        """A view that is a node of autograd's: in backward a copy, if what arrives does not lie so."""
+        before = self.shape
         made = Handle(self.run, self.run.view(self.record, self.numel), shape, strides)
         self.run.record(
             OperationKind.VIEW, (self.record,), (made.record,), gradients=(Gradient.SEEN,)

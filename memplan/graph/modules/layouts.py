@@ -11,7 +11,7 @@ from math import prod
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient, Operation
-from memplan.graph.modules.strides import Shape, row_strides, view_strides
+from memplan.graph.modules.strides import Shape, is_contiguous, row_strides, view_strides
 
 Rule = Callable[[Shape], Shape | None]
 """From the strides of a result's gradient to those of its input's; None: it is copied into rows."""
@@ -70,16 +70,27 @@ class Settled:
     """What becomes of it where what arrives does not lie as expected: it is no view."""
 
 
+@dataclass(frozen=True, slots=True)
+class Straightened:
+    """An operation whose backward pass copies a gradient first that does not lie in rows."""
+
+    copies: Callable[[], None]
+    """Say so of the operation."""
+
+
+Settles = Settled | Straightened | None
+
+
 class Layouts:
     """The graph of views of one segment."""
 
     __slots__ = ("_edges",)
 
     def __init__(self) -> None:
-        self._edges: list[tuple[Settled | None, Node, Node, Rule]] = []
+        self._edges: list[tuple[Settles, Node, Node, Rule]] = []
 
-    def add(self, given: Node, made: Node, rule: Rule, settles: Settled | None = None) -> None:
-        """Note an edge; with ``settles`` it is that operation's, whose gradient is a view or a copy."""
+    def add(self, given: Node, made: Node, rule: Rule, settles: Settles = None) -> None:
+        """Note an edge; with ``settles`` it is that operation's, whose gradient is a view or a copy, or is copied first."""
         self._edges.append((settles, given, made, rule))
 
     def settle(self) -> list[Operation]:
@@ -93,6 +104,10 @@ class Layouts:
             lies = arrived.get(made) or made.lies
             found = given.takes(rule(lies))
             arrived.setdefault(given, found or row_strides(given.shape))
+            if isinstance(settles, Straightened):
+                if not is_contiguous(made.shape, lies):
+                    settles.copies()
+                continue
             if settles is None:
                 continue
             operation, expected = settles.operation, settles.expects
@@ -103,6 +118,8 @@ class Layouts:
             is_kept = found is not None and expected in (None, lies)
             if operation.gradients:
                 first = settles.gradient if is_kept else Gradient.FRESH
+                if first is Gradient.SEEN and found is not None and found[-1] != 1:
+                    first = Gradient.COLUMNS
                 operation.gradients = (first, *operation.gradients[1:])
             if operation.kind is OperationKind.VIEW and (is_kept or not operation.gradients):
                 mere.append(operation)

@@ -160,7 +160,11 @@ class Module:
             run.block = around
             return made
         if self.owns_weights:
-            return self.forward(*args)
+            segment, start = run.segment, len(run.segment.operations)
+            made = self.forward(*args)
+            if self.weights and run.segment is segment:
+                segment.spans.append((start, len(segment.operations), self.within))
+            return made
         run.enter(self.within)
         made = self.forward(*args)
         if isinstance(made, Handle) and made.requires_grad:
@@ -190,7 +194,8 @@ class Module:
         if found is not None and owner is not self and not here:
             return run.own_copy(found, self.within)
         if found is None or not here:
-            name = f"{owner.within}.{weight.name}" if owner.within else weight.name
+            within = "" if owner.begins_names else owner.within
+            name = f"{within}.{weight.name}" if within else weight.name
             found = owner.declare(name, weight)
             self.declared(weight, found)
         return found
@@ -214,7 +219,10 @@ class Module:
         assert owner is not None
         run.parameters[weight] = parameter
         parameter.of_linear = weight.of_linear
-        run.beginnings.setdefault(run.segment.name, owner.path.removesuffix(owner.within))
+        beginning = owner.path.removesuffix(owner.within)
+        if owner.begins_names and owner.path:
+            beginning = f"{owner.path}."
+        run.beginnings.setdefault(run.segment.name, beginning)
         group = run.options.tensor_parallel
         if group is not None and group.sequence and not parameter.is_distributed:
             parameter.added_up = parameter.is_distributed = True

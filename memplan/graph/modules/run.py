@@ -13,6 +13,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
+from memplan.graph.modules.loops import Loop, repeat, turns
 from memplan.model.parameters import ModelPart
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Run(Tape):
         """What a weight of a module is on the tape, where a segment last declared it."""
         self.names: dict[Storage, int] = {}
         """How many handles hold each storage."""
+        self.loops: list[Loop] = []
+        """Of the open segment, those of which some turns alone are recorded."""
         self._outliving: set[Storage] = set()
         self._is_open = True
 
@@ -59,6 +62,13 @@ class Run(Tape):
             storage.touched = self._touches
             if self.segment.input is not None and storage is self.segment.input.storage:
                 self.let_input_go()
+
+    def turns(self, count: int) -> Iterator[int]:
+        """The numbers of a loop's turns that are recorded, where the others do the same; all, where hooks take what is
+        kept, each by its own number."""
+        if self.hooks is not None and not self.segment.checkpointed:
+            return iter(range(count))
+        return turns(count, lambda: (len(self.segment.operations), self._touches), self.loops)
 
     def is_named(self, storage: Storage) -> bool:
         """Whether any name holds it."""
@@ -114,7 +124,11 @@ class Run(Tape):
             views = [each for each in views if not uses.is_added_behind(each)]
             views += [each for each in self.seen_as if not uses.is_added_to(each)]
             self.seen_as.clear()
-        seen = forget(self.segment, views)
+        seen = forget(self.segment, views, self.loops)
+        while self.loops:
+            loop = self.loops.pop()
+            repeat(self.segment, loop)
+            self._touches += loop.each * loop.more
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])
         segment = self.segment
         if segment.input_let_go == len(segment.operations) - 1:
@@ -178,7 +192,9 @@ class _Uses:
         return [each for each in self._readers.get(tensor, ()) if each is not but]
 
 
-def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]:
+def forget(
+    segment: Segment, views: Sequence[Operation], loops: Sequence[Loop] = ()
+) -> dict[Tensor, Tensor]:
     """Take views off a segment that neither pass allocates anything for: who reads one reads its source.
 
     Returns what each of them is a view of.
@@ -204,9 +220,12 @@ def forget(segment: Segment, views: Sequence[Operation]) -> dict[Tensor, Tensor]
     segment.operations = kept
     segment.entered = [(before[position], name) for position, name in segment.entered]
     segment.left = [(before[position], name) for position, name in segment.left]
+    segment.spans = [(before[start], before[stop], name) for start, stop, name in segment.spans]
     segment.regions = [
         replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
     ]
     if segment.input_let_go is not None:
         segment.input_let_go = max(before[segment.input_let_go + 1] - 1, 0)
+    for loop in loops:
+        loop.moved(before)
     return sources

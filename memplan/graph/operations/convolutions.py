@@ -13,7 +13,6 @@ def convolution(
     positions: int,
     *,
     bias: bool = True,
-    reads_rows: bool = False,
     gives_rows: bool = False,
     channels_last: bool = False,
 ) -> Tensor:
@@ -25,7 +24,7 @@ def convolution(
     addend = t.parameter(f"{module}.bias") if bias else None
     return convolve(
         t, x, weight, addend, positions, weight.shape[0],
-        reads_rows=reads_rows, gives_rows=gives_rows, channels_last=channels_last,
+        gives_rows=gives_rows, channels_last=channels_last,
     )  # fmt: skip
 
 
@@ -62,10 +61,8 @@ def convolve(
     if addend is not None:
         inputs += (addend,)
     copied: tuple[int, ...] = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
-    again = (*copied, out.storage.num_bytes) if gives_rows and not t.decomposed else copied
+    again = copied
     gradients = [Gradient.FRESH] * len(inputs)
-    if gives_rows and not t.decomposed and addend is not None:
-        gradients[-1] = Gradient.SUMMED
     turned: tuple[int, ...] = ()
     if channels_last and not t.decomposed:
         turned = (RESULT, factor.storage.num_bytes)
@@ -78,6 +75,8 @@ def convolve(
         forward_scratch_bytes=(*copied, RESULT) if copied else turned, backward_scratch_bytes=again,
         flops=2 * positions * weight.numel,
     )  # fmt: skip
+    if gives_rows and not t.decomposed:
+        copy_gradient_first(t.segment.operations[-1])
     t.touch(x)
     return out
 
@@ -92,6 +91,17 @@ def copy_gradient(operation: Operation) -> None:
     operation.backward_scratch = size, *(each - (each < 0) for each in inside), ~0
     if len(operation.inputs) > 2 and operation.gradients[1] is not Gradient.TURNED:
         operation.gradients = (*operation.gradients[:2], Gradient.SUMMED)
+
+
+def copy_gradient_first(convolution: Operation) -> None:
+    """Note that what arrives in backward is no row, and is copied; the bias's gradient is the sum of it as it came."""
+    given, factor, *addend = convolution.inputs
+    copied = [each for each in convolution.backward_scratch[:1] if each > 0]
+    copied.append(convolution.outputs[0].storage.num_bytes)
+    results = sum(each.requires_grad for each in (given, factor))
+    convolution.backward_scratch = _beside_results(tuple(copied), results)
+    if addend and convolution.gradients:
+        convolution.gradients = (*convolution.gradients[:-1], Gradient.SUMMED)
 
 
 def _beside_results(copies: tuple[int, ...], num_results: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.segments import RESULT, Gradient, Operation
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
@@ -90,19 +90,13 @@ def layer_norm(
     *,
     bias: bool = True,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
-    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row.
-
-    ``between`` convolutions its gradient lies channel by channel, as its input does, and is copied too;
-    what is ``turned`` behind it has such a gradient alone.
-    """
+    """``torch.nn.LayerNorm``: keeps its input and two fp32 statistics per row."""
     weight = t.parameter(f"{name}.weight", width, role=WeightRole.NORM)
     inputs: tuple[Tensor, ...] = (weight,)
     if bias:
         inputs += (t.parameter(f"{name}.bias", width, role=WeightRole.NORM),)
-    return native_layer_norm(t, x, width, inputs, strided=strided, between=between, turned=turned)
+    return native_layer_norm(t, x, width, inputs, strided=strided)
 
 
 def native_layer_norm(
@@ -112,17 +106,13 @@ def native_layer_norm(
     weights: tuple[Tensor, ...],
     *,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``: in fp32 under autocast.
 
     What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = t.cast(x, DType.FP32) if t.autocast is not None else x
-    out = layer_norm_kernel(
-        t, full, width, weights, strided=strided, between=between, turned=turned
-    )
+    out = layer_norm_kernel(t, full, width, weights, strided=strided)
     t.touch(x)
     return out
 
@@ -134,19 +124,13 @@ def layer_norm_kernel(
     weights: tuple[Tensor, ...],
     *,
     strided: bool = False,
-    between: bool = False,
-    turned: bool = False,
 ) -> Tensor:
     """The kernel itself, in the format of ``x``: it keeps its input and two numbers a row."""
     rows = x.numel // width
     copied = (strided or x.by_channel) and not t.decomposed
     size = allocated_bytes(x.numel, x.dtype)
     scratch: tuple[int, ...] = (size, RESULT) if copied else ()
-    backward = scratch
-    if (copied and between) or (turned and not t.decomposed):
-        results = sum(each.requires_grad for each in (x, *weights))
-        backward = (*scratch[:1], *(RESULT,) * results, size)
-    backward = beside_partial_sums(t, backward, x, weights)
+    backward = beside_partial_sums(t, scratch, x, weights)
     out = t.tensor(x.numel, x.dtype)
     out.is_flat = x.is_flat
     mean, deviation = t.tensor(rows, DType.FP32), t.tensor(rows, DType.FP32)
@@ -156,6 +140,15 @@ def layer_norm_kernel(
         forward_scratch_bytes=scratch, backward_scratch_bytes=backward,
     )  # fmt: skip
     return out
+
+
+def copy_gradient_first(t: Tape, norm: Operation) -> None:
+    """Note that what arrives in backward does not lie in rows, and is copied."""
+    x, *weights = norm.inputs
+    results = sum(each.requires_grad for each in norm.inputs)
+    size = allocated_bytes(x.numel, x.dtype)
+    scratch = (*norm.forward_scratch[:1], *(RESULT,) * results, size)
+    norm.backward_scratch = beside_partial_sums(t, scratch, x, tuple(weights))
 
 
 MANY_ROWS = 64 * 1024

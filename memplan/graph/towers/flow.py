@@ -15,13 +15,12 @@ from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.counted import declare_block
 from memplan.graph.stacks import cut_layers
 from memplan.graph.towers.bodies import write_body
-from memplan.graph.towers.sounded.sounds import output
 from memplan.graph.towers.state import Flow
+from memplan.graph.towers.texts import output
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
-from memplan.model.towers.body import ChainBody, TowerBody
+from memplan.model.towers.body import ChainBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
-from memplan.model.towers.distanced import DistancedLayerBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.latents import PlacedTokensBody
@@ -29,14 +28,12 @@ from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.series import SeriesBody
-from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
     DecodedTokensBody,
     OutputBody,
-    TargetsBody,
 )
 from memplan.model.towers.tiles import TilesBody
-from memplan.model.towers.turned import TurnedLayerBody
 
 
 def is_written(blocks: tuple[ParameterBlock, ...]) -> bool:
@@ -58,16 +55,11 @@ def record_flow(
         if x is not None and starts(block):
             t.hold(x)
             held.append(x)
-        if (
-            isinstance(block.body, LayerBody | TurnedLayerBody | DistancedLayerBody)
-            and block.body.memory
-        ):
+        if isinstance(block.body, LayerBody) and block.body.memory:
             flow.memory = given[block.body.memory]
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
-        if flow.entered is not None and blocks[index - 1].part is ModelPart.LAYERS:
-            ending, flow.entered = [*ending, flow.entered], None
         if flow.shared and _ends_tower(blocks, index):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
@@ -115,19 +107,17 @@ def starts(block: ParameterBlock) -> bool:
         body,
         PatchesBody
         | PixelsBody
-        | FeaturesBody
         | PlacesBody
         | SeriesBody
         | PlacedTokensBody
         | DecodedTokensBody
         | TilesBody
-        | InstructionBody
-        | TargetsBody,
+        | InstructionBody,
     )
 
 
-def _first(block: ParameterBlock) -> TowerBody | None:
-    """What a block computes first."""
+def _first(block: ParameterBlock) -> object:
+    """What a block computes first: any of the bodies, which mypy tells sooner from anything than from all of the others."""
     body = block.body
     return next(iter(body.parts), None) if isinstance(body, ChainBody) else body
 
@@ -155,9 +145,7 @@ def _runs(t: Tape, block: ParameterBlock) -> list[_Run]:
     part = {
         ModelPart.EMBEDDING: freeze.embeddings, ModelPart.NORM: freeze.norm, ModelPart.HEAD: freeze.head,
     }.get(block.part, False)  # fmt: skip
-    whole = isinstance(block.body, SignalBody) and block.body.recomputed
-    checkpointed = whole and options.checkpointed_layers == 1.0
-    return [_Run(block.count, checkpointed, owner or (part and own))]
+    return [_Run(block.count, checkpointed=False, frozen=owner or (part and own))]
 
 
 def _segment(

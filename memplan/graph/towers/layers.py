@@ -15,7 +15,6 @@ from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
 from memplan.graph.operations.rotary import rotary, rotary_as_complex
-from memplan.graph.towers.heads import biased_attention
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
@@ -23,16 +22,13 @@ from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
-    """With norms before each part (ViT) or behind each sum (wav2vec 2.0)."""
+    """With norms before each part."""
     names, size = body.names, body.size
-    before = not body.norms_last
-    normed = norm(t, x, body.norm, names.first_norm, size) if before else x
+    normed = norm(t, x, body.norm, names.first_norm, size)
     attended = attention(t, normed, body, flow)
     t.touch(normed)
     added = _added(t, attended, body, names.first_scale, flow, names.first_post_norm)
     middle = _summed(t, added, x)
-    if not before:
-        middle = norm(t, middle, body.norm, names.first_norm, size)
     if body.cross_attention is not None:
         normed = norm(t, middle, body.norm, names.cross_norm, size)
         weights, t.segment.lingering = t.segment.lingering, []
@@ -40,15 +36,11 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         # The same name takes both attentions' weights.
         t.touch(normed, *weights)
         middle = _summed(t, _added(t, attended, body, "", flow), middle)
-    normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
+    normed = norm(t, middle, body.norm, names.second_norm, size)
     fed = network(t, normed, body)
-    if body.network_dropout is not None:
-        body = replace(body, dropout=body.network_dropout)
     added = _added(t, fed, body, names.second_scale, flow, names.second_post_norm)
-    if not body.inline_network:
-        t.touch(normed)
-    out = _summed(t, added, middle)
-    return out if before else norm(t, out, body.norm, names.second_norm, size)
+    t.touch(normed)
+    return _summed(t, added, middle)
 
 
 def _summed(t: Tape, added: Tensor, x: Tensor) -> Tensor:
@@ -84,8 +76,6 @@ def _added(
 
 def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = False) -> Tensor:
     """Projections, scores, the output projection."""
-    if body.heads is not None:
-        return biased_attention(t, x, body, body.heads, flow)
     spec, name, size, read = body.attention, body.names.attention, body.size, x
     if cross and body.cross_attention is not None and flow.memory is not None:
         spec, name, read = body.cross_attention, body.names.cross_attention, flow.memory
@@ -289,14 +279,9 @@ def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:
         raised = up(names.up)
         middle = activation(t, raised, body.activation)
         t.touch(raised)
-        if body.inline_network:
-            t.touch(x)
     middle = dropout(t, middle, body.activation_dropout)
-    if body.widened and t.autocast is not None:
-        middle = t.cast(middle, DType.FP32)
     out = _linear(
         t, middle, f"{names.network}.{names.down}", inner, body.size, body, bias=body.bias
     )
-    if not body.inline_network:
-        t.touch(x)
+    t.touch(x)
     return out

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from memplan.graph.towers.images import picture_size
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.joining import Joining
@@ -11,7 +12,7 @@ from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PromptBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.tiles import TilesBody
 
 MEANT: tuple[tuple[type, str], ...] = (
@@ -65,13 +66,11 @@ def sees(model: ModelSpec) -> bool:
     return pictures_of(model) is not None
 
 
-def sound_of(model: ModelSpec) -> SignalBody | FeaturesBody | None:
+def sound_of(model: ModelSpec) -> SignalBody | SoundSpec | None:
     """How a model's clips are read; None where it hears none, or that is not known."""
-    found = (
-        each
-        for each in _bodies(model)
-        if isinstance(each, FeaturesBody) or (isinstance(each, SignalBody) and each.channels)
-    )
+    if model.sound is not None:
+        return model.sound if _is_known(model) and model.sound.channels else None
+    found = (each for each in _bodies(model) if isinstance(each, SignalBody) and each.channels)
     return next(found, None) if _is_known(model) else None
 
 
@@ -90,7 +89,7 @@ def media_words(
         given = "" if image_size else " (default)"
         each = f", {images_per_sample} a sequence" if model.join is not None else ""
         words.append(f"pictures of {height}x{width} pixels{given}{crops}{each}")
-    if sound is not None and sound.rate:
+    if isinstance(sound, SoundSpec) and sound.rate:
         seconds = audio_seconds or sound.length // sound.rate
         words.append(f"clips of {seconds} s{'' if audio_seconds else ' (default)'}")
     elif sound is not None:

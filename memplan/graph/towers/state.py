@@ -26,8 +26,6 @@ class Flow:
     """Which shape the tiles of each picture are laid out in."""
     length: int = 0
     """How long a clip's signal is here."""
-    samples: int = 0
-    """How long each was as the batch brought it, where it is no spectrum."""
     deep: list[Tensor] = field(default_factory=list)
     """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
@@ -42,8 +40,6 @@ class Flow:
     """Cosines and sines by which heads are turned."""
     shared: list[Tensor] = field(default_factory=list)
     """What the present tower's layers all read, and nothing behind them."""
-    distances: Tensor | None = None
-    """What all layers add to their scores, each through gates of its own."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
     tokens_seen: Tensor | None = None
@@ -66,8 +62,6 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
-    entered: Tensor | None = None
-    """What an encoder was called with, a variable of its caller's until it has returned."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

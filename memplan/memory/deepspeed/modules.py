@@ -110,6 +110,7 @@ class _Writer:
         self.modules_of: list[list[int]] = [
             self._modules_of(operation) for operation in segment.operations
         ]
+        self._spread()
         self.leaves = [self._leaves(each) for each in segment.operations]
         """Of operations that run others tile by tile, the modules that each tile calls."""
         self.entered = self._noted(segment.entered)
@@ -133,6 +134,13 @@ class _Writer:
                 if names[-1] in self.segment.sealed and place not in own.delayed:
                     own.delayed.append(place)
         return found
+
+    def _spread(self) -> None:
+        """A module runs from its first operation to its last one: a norm's weight comes into its product alone."""
+        for start, stop, name in self.segment.spans:
+            around = [self.names[each] for each in self._with_parents(name) if each in self.names]
+            for modules in self.modules_of[start:stop]:
+                modules += [each for each in around if each not in modules]
 
     def _leaves(self, operation: Operation) -> list[int]:
         if operation.tiles is None:

@@ -4,7 +4,7 @@ Parameters are split along their first dimension into equal chunks, the last one
 ``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
 """
 
-from math import prod
+from math import isqrt, prod
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
@@ -13,6 +13,7 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.graph.declaration import declared_parameters
+from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.engine_options import frozen_format
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
 from memplan.memory.rank import RankInput
@@ -40,6 +41,8 @@ class Unit:
     """All of them."""
     all_gather_bytes: int = 0
     """The flat result of the all-gather."""
+    gather_table_bytes: int = 0
+    """What tells the kernel that copies that out which parameter is where."""
     copy_in_bytes: int = 0
     """The shards in the compute format, the input of the all-gather; 0 where they are in it already."""
     upload_bytes: int = 0
@@ -84,6 +87,8 @@ class UnitFormats:
     reduce: DType
     states: DType
     offloaded: bool
+    device: Multiprocessors | None = None
+    """By which the copy out of an all-gather is cut; None: scratch inside kernels is left out."""
 
     @classmethod
     def of(cls, given: RankInput, options: Fsdp2Options, *, offloaded: bool) -> "UnitFormats":
@@ -91,6 +96,7 @@ class UnitFormats:
         formats = given.formats
         return cls(
             degree=options.shard_degree(given.setup),
+            device=given.reducing_device,
             kept=formats.weights,
             frozen=frozen_format(given.setup),
             compute=formats.compute,
@@ -293,6 +299,12 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
             unit.upload_bytes = max(unit.upload_bytes, shard_bytes)
     unit.copy_in_bytes = round_up(cast_bytes, ALLOCATION_ROUNDING)
     unit.all_gather_bytes = round_up(chunk_bytes * degree, ALLOCATION_ROUNDING)
+    if degree > 1 and formats.device is not None:
+        chunks = [
+            shard_numel(each, degree) * formats.gathered_of(each).num_bytes
+            for each in unit.parameters
+        ]
+        unit.gather_table_bytes = _gather_table_bytes(chunks, degree, formats.device)
     _measure_gradients(unit, formats)
 
 
@@ -338,10 +350,30 @@ def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
 
 
-BYTES_OF_A_BLOCK = 16 * 128
-"""What a block of ``_chunk_cat``'s kernel writes: 16 bytes by each of its 128 threads."""
+THREADS_OF_A_BLOCK = 128
+BYTES_OF_A_BLOCK = 16 * THREADS_OF_A_BLOCK
+"""What a block of the kernels that copy shards out and gradients in writes: 16 bytes by each of its threads."""
+ROUNDS_OF_BLOCKS = 2
+"""The most blocks of a copy out, in what all multiprocessors hold at once."""
+NUMBERS_OF_A_PARAMETER, NUMBERS_BESIDE_PARAMETERS = 4, 1
+"""Two addresses, its size and the sum of all blocks up to it; that sum has one more."""
 NUMBERS_OF_A_GRADIENT, NUMBERS_BESIDE, NUMBER_BYTES = 6, 2, 8
 """Addresses, sizes and places of each gradient in its table; two of them are sums, with one more."""
+
+
+def _gather_table_bytes(chunks: list[int], degree: int, device: Multiprocessors) -> int:
+    """The table of ``split_with_sizes_copy`` for shards of these sizes [bytes]: a number for each of its blocks.
+
+    (torch 2.13, aten/src/ATen/native/cuda/TensorShape.cu, ``split_with_sizes_copy_out_cuda_contiguous_no_cast``)
+    """
+    num_blocks = sum(ceil_div(each, BYTES_OF_A_BLOCK) for each in chunks)
+    most = device.count * device.threads // THREADS_OF_A_BLOCK * ROUNDS_OF_BLOCKS
+    rounds = ceil_div(num_blocks * degree, most)
+    chunks_at_once = min(isqrt(max(rounds - 1, 0)) + 1, degree)
+    block_bytes = BYTES_OF_A_BLOCK * ceil_div(rounds, chunks_at_once)
+    numbers = sum(ceil_div(each, block_bytes) for each in chunks)
+    numbers += NUMBERS_OF_A_PARAMETER * len(chunks) + NUMBERS_BESIDE_PARAMETERS
+    return round_up(numbers * NUMBER_BYTES, ALLOCATION_ROUNDING)
 
 
 def _reduce_table_bytes(trained: list[Parameter], degree: int, formats: UnitFormats) -> int:

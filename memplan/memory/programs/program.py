@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.beside import SideLedger, When
+from memplan.memory.ends import loss_of
 from memplan.memory.graph_breaks import returns_all_at_once, unseen_of_compilation
 from memplan.memory.programs.contracts import Company, run_steps
 from memplan.memory.programs.updating import Updating
 from memplan.memory.rank import RankInput
-from memplan.memory.replaying.ledger import Ledger, Part
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.stops import Acts, Stops
 from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.activation_offload import ActivationOffload
@@ -168,10 +169,20 @@ class Program(Updating):
 
     def backward_pass(self) -> None:
         """Backward once."""
+        gradient = self._hold_loss_gradient()
         self.begin_backward()
         self.playback.backward()
         self.end_backward()
+        self.ledger.free_all(gradient)
         self.playback.let_go()
+
+    def _hold_loss_gradient(self) -> list[Block]:
+        """The loss's own, which ``torch.autograd.backward`` holds until it returns (``_make_grads``)."""
+        loss = loss_of(self.given.tape)
+        if loss is None or not loss.num_bytes:
+            return []
+        kind = ComponentKind.LOGITS_AND_LOSS
+        return [self.ledger.allocate(loss.num_bytes, 0, kind, "gradient of the loss")]
 
     def prepare_forward(self) -> None:
         """A micro-batch's forward pass through a pipeline's stage is next."""
@@ -193,7 +204,9 @@ class Program(Updating):
 
     def inputs_pass(self) -> None:
         """Backward for the gradient of a stage's input alone."""
+        gradient = self._hold_loss_gradient()
         self.playback.backward_inputs()
+        self.ledger.free_all(gradient)
 
     def weights_pass(self) -> None:
         """Backward for the weights' gradients, behind it."""

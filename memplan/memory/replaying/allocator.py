@@ -11,9 +11,7 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
-from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.units import MIB, ceil_div
@@ -46,8 +44,6 @@ BlockInUse = tuple[int, int, int, list[int]]
 """A block's address, its size and the request it serves, and its pool's free blocks."""
 Blocks = dict[int, BlockInUse]
 """Blocks handed out, by the event that asked for them."""
-Picture = Callable[[Callable[[int], int]], object]
-"""Draws all that later decisions depend on; what it is given tells blocks in use apart by their events."""
 _Asked = tuple[int, int, int, list[int]]
 """What is asked for in units, the least key that serves it, a rest that is not split off, and its pool."""
 
@@ -65,7 +61,7 @@ class CachingAllocator:
     )  # fmt: skip
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity = ROOM if capacity_bytes is None else capacity_bytes // _UNIT
+        self.capacity = self.capacity_of(capacity_bytes)
         self._pools: dict[int, list[int]] = {}
         """Free blocks of each pool and stream as sorted ``size << bits | address``."""
         self._at: dict[int, int] = {}
@@ -180,36 +176,38 @@ class CachingAllocator:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""
         return {}
 
-    def saved(self) -> object:
-        """The state, but for the card's capacity, for another one to ``resume``."""
-        pools = [(key, free, free[:]) for key, free in self._pools.items()]
-        return (
-            pools,
-            *(dict(each) for each in (self._at, self._before, self._segments)),
-            _counts(self),
+    @staticmethod
+    def capacity_of(capacity_bytes: int | None) -> int:
+        """In units; None: of a card with room for everything."""
+        return ROOM if capacity_bytes is None else capacity_bytes // _UNIT
+
+    def begin(self, capacity: int) -> None:
+        """Go on with a card of another capacity; what is reached is counted from here on."""
+        self.capacity = capacity
+        self.peak_requested, self.peak_allocated = self._requested, self._allocated
+        self.peak_reserved = self._reserved
+        self.num_mallocs = self.num_flushes = self.pressed = 0
+        self.lacked = ROOM
+
+    def saved(self, blocks: "Blocks") -> "SavedState":
+        """All that later decisions depend on, and the blocks that are handed out."""
+        return SavedState(
+            pools=[(key, free, free[:]) for key, free in self._pools.items()],
+            places=(dict(self._at), dict(self._before), dict(self._segments)),
+            counts=(self._next, self._reserved, self._allocated, self._requested),
+            blocks=dict(blocks),
         )
 
-    def resume(self, saved: Any, blocks: "Blocks") -> "Blocks":
+    def resume(self, saved: "SavedState") -> "Blocks":
         """Be in a state that was saved; return the blocks that were handed out then."""
-        pools, at, before, segments, counts = saved
-        self._pools = {key: kept[:] for key, _, kept in pools}
-        self._at, self._before, self._segments = dict(at), dict(before), dict(segments)
-        for name, value in zip(_COUNTS, counts, strict=True):
-            setattr(self, name, value)
-        own = {id(free): self._pools[key] for key, free, _ in pools}
+        self._pools = {key: kept[:] for key, _, kept in saved.pools}
+        self._at, self._before, self._segments = map(dict, saved.places)
+        self._next, self._reserved, self._allocated, self._requested = saved.counts
+        own = {id(free): self._pools[key] for key, free, _ in saved.pools}
         return {
             number: (address, size, request, own[id(free)])
-            for number, (address, size, request, free) in blocks.items()
+            for number, (address, size, request, free) in saved.blocks.items()
         }
-
-    def look(self) -> object:
-        """What pictures that are alike have in common, and others seldom do."""
-        return self._reserved, self._allocated, self._requested, len(self._at)
-
-    def taken_down(self, blocks: "Blocks") -> Picture:
-        """What a picture of this moment is drawn from, at any later one."""
-        pools = [(id(free), free[:]) for free in self._pools.values()]
-        return partial(_picture, pools, dict(blocks))
 
     def _lacks(self, size: int) -> bool:
         """Whether so much more is more than there is; if so, with which capacity it would not be."""
@@ -248,16 +246,41 @@ class CachingAllocator:
             free[:] = kept
 
 
-_COUNTS = (
-    "_next", "_reserved", "_allocated", "_requested", "peak_requested", "peak_allocated", "peak_reserved",
-    "num_mallocs", "num_flushes", "lacked", "pressed",
-)  # fmt: skip
-_counts = attrgetter(*_COUNTS)
-
 FREE = -1
 """Stands for the name of a free block in a picture."""
 _PlacedBlock = tuple[int, int, int]
 """Its address, its size, its name."""
+
+
+class SavedState(NamedTuple):
+    """Of an allocator, but for the card's capacity and what was reached."""
+
+    pools: list[tuple[int, list[int], list[int]]]
+    """Each pool's free blocks: the list that blocks in use name, and what was in it."""
+    places: tuple[dict[int, int], dict[int, int], dict[int, int]]
+    """Where free blocks and segments lie."""
+    counts: tuple[int, int, int, int]
+    """The next address, and what is reserved, allocated and requested."""
+    blocks: Blocks
+
+    @property
+    def look(self) -> object:
+        """What states that are alike have in common, and others seldom do."""
+        return self.counts[1:], len(self.places[0])
+
+    def picture(self, name: Callable[[int], int]) -> object:
+        """All that later decisions depend on: each pool's blocks in the order of their addresses.
+
+        ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
+        another segment begins.
+        """
+        placed = {id(free): [_place(key) for key in kept] for _, free, kept in self.pools}
+        for number, (address, size, _, free) in self.blocks.items():
+            placed[id(free)].append((address, size, name(number)))
+        return [
+            [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
+            for found in placed.values()
+        ]
 
 
 def _place(key: int) -> _PlacedBlock:
@@ -270,23 +293,6 @@ def _ends(blocks: list[_PlacedBlock]) -> Iterator[tuple[bool, _PlacedBlock]]:
     for block in blocks:
         yield block[0] == end, block
         end = block[0] + block[1]
-
-
-def _picture(
-    pools: list[tuple[int, list[int]]], blocks: Blocks, name: Callable[[int], int]
-) -> object:
-    """All that later decisions depend on: each pool's blocks in the order of their addresses.
-
-    ``name`` tells blocks in use apart. Where one does not begin where the one before it ends,
-    another segment begins.
-    """
-    places = {pool: [_place(key) for key in free] for pool, free in pools}
-    for number, (address, size, _, free) in blocks.items():
-        places[id(free)].append((address, size, name(number)))
-    return [
-        [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
-        for found in places.values()
-    ]
 
 
 def _segment_size(request: int) -> int:

@@ -8,16 +8,16 @@ c10/cuda/CUDACachingAllocator.cpp (torch 2.13; ``find_expandable_block``, ``map_
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
+from typing import NamedTuple
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.replaying.allocator import (
     EMPTY_CACHE,
     FREE,
     MEDIUM_SEGMENT_BYTES,
+    ROOM,
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
-    Picture,
 )
 
 _UNIT = ALLOCATION_ROUNDING
@@ -60,6 +60,26 @@ class Range:
             yield block
             block = block.after
 
+    def laid(self, blocks: Sequence[tuple[int, bool, int | None]]) -> Iterator[tuple[Block, int]]:
+        """Lay these blocks, of all of it; those that are in use, with their numbers."""
+        self.unmapped.clear()
+        before, address = None, 0
+        for size, mapped, number in blocks:
+            block = Block(address, size, mapped=mapped)
+            address += size
+            if before is None:
+                self.first = block
+            else:
+                _insert_after(before, block)
+            before = block
+            if number is not None:
+                block.used = True
+                yield block, number
+            elif mapped:
+                self.add(block)
+            else:
+                self.unmapped[block.address] = block
+
     def add(self, block: Block) -> None:
         """Note a free block."""
         insort(self.free, (block.size, block.address))
@@ -101,34 +121,52 @@ class Range:
         raise AssertionError(msg)
 
 
+def _range(key: _Key) -> Range:
+    """An empty one, of the small or of the large pool."""
+    is_small, _ = key
+    page = SMALL_SEGMENT_BYTES if is_small else MEDIUM_SEGMENT_BYTES
+    return Range(page // _UNIT)
+
+
 def _growth(block: Block) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _picture(
-    ranges: list[list[tuple[int, bool, int | None]]], name: Callable[[int], int]
-) -> object:
-    """All that later decisions depend on: each range's blocks; ``name`` tells those in use apart."""
-    return [
-        [
-            (size, mapped, FREE if number is None else name(number))
-            for size, mapped, number in blocks
+class SavedRanges(NamedTuple):
+    """The allocator's state, but for the card's capacity and what was reached."""
+
+    ranges: list[tuple[_Key, list[tuple[int, bool, int | None]]]]
+    """The blocks of each, with the number of one in use."""
+    counts: tuple[int, int]
+    """What is reserved and allocated."""
+
+    @property
+    def look(self) -> object:
+        """What states that are alike have in common, and others seldom do."""
+        return self.counts
+
+    def picture(self, name: Callable[[int], int]) -> object:
+        """All that later decisions depend on: each range's blocks; ``name`` tells those in use apart."""
+        return [
+            [
+                (size, mapped, FREE if number is None else name(number))
+                for size, mapped, number in blocks
+            ]
+            for _, blocks in self.ranges
         ]
-        for blocks in ranges
-    ]
 
 
 class ExpandableAllocator:
     """The allocator's state with expandable segments; sizes in units of ``ALLOCATION_ROUNDING``."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity = _ENDLESS if capacity_bytes is None else capacity_bytes // _UNIT
+        self.capacity = self.capacity_of(capacity_bytes)
         self.ranges: dict[_Key, Range] = {}
         self.reserved = self.allocated = 0
         self.peak_allocated = self.peak_reserved = 0
         self.num_mappings = self.num_flushes = 0
-        self.lacked = _ENDLESS
+        self.lacked = ROOM
         """The least capacity with which something else would have happened."""
         self.pressed = 0
         """The most that was reserved with what the cache was given back for."""
@@ -169,26 +207,44 @@ class ExpandableAllocator:
                 key = (small, streams.get(number, 0))
                 found = self.ranges.get(key)
                 if found is None:
-                    page = SMALL_SEGMENT_BYTES if small else MEDIUM_SEGMENT_BYTES
-                    found = self.ranges[key] = Range(page // _UNIT)
+                    found = self.ranges[key] = _range(key)
                 block = self._allocate(found, (event + _UNIT - 1) // _UNIT)
                 if block is None:
                     return number
                 blocks[number] = found, block
         return None
 
-    def look(self) -> object:
-        """What pictures that are alike have in common, and others seldom do."""
-        return self.reserved, self.allocated
+    @staticmethod
+    def capacity_of(capacity_bytes: int | None) -> int:
+        """In units; None: of a card with room for everything."""
+        return ROOM if capacity_bytes is None else capacity_bytes // _UNIT
 
-    def taken_down(self, blocks: Mapping[int, tuple[Range, Block]]) -> Picture:
-        """What a picture of this moment is drawn from, at any later one."""
+    def begin(self, capacity: int) -> None:
+        """Go on with a card of another capacity; what is reached is counted from here on."""
+        self.capacity = capacity
+        self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
+        self.num_mappings = self.num_flushes = self.pressed = 0
+        self.lacked = ROOM
+
+    def saved(self, blocks: Mapping[int, tuple[Range, Block]]) -> SavedRanges:
+        """All that later decisions depend on, and the blocks that are handed out."""
         names = {id(block): number for number, (_, block) in blocks.items()}
-        found = [
-            [(block.size, block.mapped, names.get(id(block))) for block in pool.blocks()]
-            for pool in self.ranges.values()
+        ranges = [
+            (key, [(block.size, block.mapped, names.get(id(block))) for block in pool.blocks()])
+            for key, pool in self.ranges.items()
         ]
-        return partial(_picture, found)
+        return SavedRanges(ranges, (self.reserved, self.allocated))
+
+    def resume(self, saved: SavedRanges) -> dict[int, tuple[Range, Block]]:
+        """Be in a state that was saved; return the blocks that were handed out then."""
+        self.reserved, self.allocated = saved.counts
+        self.ranges = {}
+        in_use: dict[int, tuple[Range, Block]] = {}
+        for key, blocks in saved.ranges:
+            pool = self.ranges[key] = _range(key)
+            for block, number in pool.laid(blocks):
+                in_use[number] = pool, block
+        return in_use
 
     def blocks_in_use(self) -> dict[int, tuple[Range, Block]]:
         """Blocks handed out, by the event that asked for them; who watches a replay has its own."""

@@ -1,68 +1,118 @@
-"""A run replayed in Python, from the last place that it has in common with what another card did.
+"""A run replayed in Python, as ``_replay.c`` does it: a place in which it was before is not left twice the same way.
 
-Up to the first question that the allocator would answer otherwise two cards do the same. So a run that is
-asked about again keeps some of the states in which it was, each with the capacities that lead there.
+A place lies between two stretches of a run, and is what the allocator's later decisions depend on. Up to the
+first question that the allocator would answer otherwise two cards do the same, and where they did not they may
+come to one place again.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from memplan.memory.replaying.allocator import ROOM, CachingAllocator, Picture
+from memplan.memory.replaying.allocator import ROOM, CachingAllocator
 from memplan.memory.replaying.expandable import ExpandableAllocator
 from memplan.memory.replaying.ledger import Cycle
 
 LASTING = -2
 """Stands for the name of a block that is in use from before the step that recurs."""
 STRETCHES = 8
-"""Of a run before its step recurs, after each of which a place is kept."""
-MOST_PLACES = 16
-"""Of one run, the latest: a place takes as much memory as the blocks that are there."""
+"""Of a run before its step recurs, as near as steps allow."""
+MOST_BLOCKS = 400_000
+"""In all places of one run together, before all are forgotten, which take some 100 bytes each."""
+
+
+class Way(NamedTuple):
+    """What became of the run from one place to the next, or from its beginning on; sizes in units."""
+
+    requested: int = 0
+    allocated: int = 0
+    reserved: int = 0
+    """At their most. A card with less does something else."""
+    num_mallocs: int = 0
+    num_flushes: int = 0
+    lacked: int = ROOM
+    """The least capacity with which something else happens."""
+    pressed: int = 0
+    died_at: int | None = None
+    end: "_Place | None" = None
+    """None: it died."""
+
+    def and_then(self, way: "Way") -> "Way":
+        """Both, one after the other."""
+        return Way(
+            requested=max(self.requested, way.requested),
+            allocated=max(self.allocated, way.allocated),
+            reserved=max(self.reserved, way.reserved),
+            num_mallocs=self.num_mallocs + way.num_mallocs,
+            num_flushes=self.num_flushes + way.num_flushes,
+            lacked=min(self.lacked, way.lacked),
+            pressed=max(self.pressed, way.pressed),
+            died_at=way.died_at,
+            end=way.end,
+        )
+
+
+class _Place:
+    """Between two stretches of the run."""
+
+    __slots__ = ("_drawn", "base", "num_blocks", "state", "stretch", "ways")
+
+    def __init__(self, stretch: int, base: int, state: Any, num_blocks: int) -> None:
+        self.stretch = stretch
+        """The next one."""
+        self.base = base
+        """Blocks of events before it last."""
+        self.state = state
+        """The allocator's, with its blocks in use."""
+        self.num_blocks = num_blocks
+        self.ways: list[Way] = []
+        self._drawn: object = None
+
+    def is_like(self, other: "_Place") -> bool:
+        """Whether all is the same that later decisions depend on."""
+        if self.stretch != other.stretch or self.state.look != other.state.look:
+            return False
+        return self.drawn == other.drawn
+
+    @property
+    def drawn(self) -> object:
+        """All of it, drawn only where a look does not tell it from another."""
+        if self._drawn is None:
+            self._drawn = self.state.picture(self._name)
+        return self._drawn
+
+    def _name(self, number: int) -> int:
+        return number - self.base if number >= self.base else LASTING
+
+    def known(self, capacity: int) -> Way | None:
+        """What a card of this capacity does next, if one like it was here."""
+        for way in self.ways:
+            if way.reserved <= capacity and (capacity < way.lacked or way.lacked == ROOM):
+                return way
+        return None
 
 
 class Followed(NamedTuple):
-    """How far a run has come, where the allocator is apart."""
+    """How far a run has come."""
 
-    stretches: int = 0
-    """How many are behind it."""
-    died_at: int | None = None
+    way: Way
+    """From the beginning on."""
     num_cycles: int = 0
     flushes: bool = False
     """The cache was given back in the last of these too."""
     is_settled: bool = False
-    until: int = 1
-    """The number of steps after which the state is kept anew (Brent's way to find a cycle)."""
-    kept: "_Picture | None" = None
-    """The state with which later ones are compared."""
-
-
-class _Place(NamedTuple):
-    """Where a run was, to go on from."""
-
-    followed: Followed
-    state: object
-    """The allocator's."""
-    blocks: dict[int, Any]
-    least: int
-    """The capacities with which it comes there: from this one on [units]."""
-    lacked: int
-    """From which on it does not [units]."""
-
-    def leads(self, capacity: int, max_cycles: int) -> bool:
-        """Whether a card comes there in so many further steps."""
-        if self.followed.num_cycles > max_cycles:
-            return False
-        return self.least <= capacity and (capacity < self.lacked or self.lacked == ROOM)
 
 
 class PythonRun:
     """One run, followed on cards of several capacities."""
 
     __slots__ = (
-        "_is_asked_again",
+        "_allocator",
+        "_blocks",
         "_places",
+        "_stands",
         "body",
         "cycle",
-        "expandable",
         "streams",
         "stretches",
     )
@@ -77,146 +127,105 @@ class PythonRun:
     ) -> None:
         self.streams = streams
         self.cycle = cycle
-        self.expandable = expandable
-        length = max(1, -(-len(events) // STRETCHES))
-        self.stretches = [
-            (start, events[start : start + length]) for start in range(0, len(events), length)
-        ]
-        """The run, each with the number of its first event."""
+        cuts = _cuts(len(events), cycle)
+        self.stretches = [(start, events[start:end]) for start, end in pairwise(cuts)]
+        """What is played once, each with the number of its first event."""
         self.body = events[cycle.start :] if cycle is not None else ()
         """The step that recurs."""
-        self._places: tuple[_Place, ...] = ()
-        self._is_asked_again = False
+        self._allocator: Any = ExpandableAllocator() if expandable else CachingAllocator()
+        self._blocks: dict[int, Any] = self._allocator.blocks_in_use()
+        self._stands: _Place | None = None
+        """The place in which the allocator is; None: in none."""
+        self._places: list[_Place] = []
+        """The beginning, and others in which the run was."""
+        self._stands = self._arrive(0)
 
-    def follow(self, capacity_bytes: int | None, *, max_cycles: int) -> tuple[Any, Followed]:
-        """The allocator as the run leaves it on such a card, and how far it came."""
-        card = self._begun(capacity_bytes, max_cycles)
-        # Who asks what is reached with room goes on to cards with less.
-        keeps = (self._is_asked_again or capacity_bytes is None) and not self.expandable
-        self._is_asked_again = True
-        while card.goes_on(max_cycles):
-            card.advance()
-            if keeps and card.followed.died_at is None:
-                self._places = (*self._places, card.place())[-MOST_PLACES:]
-        return card.allocator, card.followed
+    def follow(self, capacity_bytes: int | None, *, max_cycles: int) -> Followed:
+        """What the run comes to on such a card."""
+        if sum(each.num_blocks for each in self._places) > MOST_BLOCKS:
+            beginning = self._places[0]
+            beginning.ways.clear()
+            self._places = [beginning]
+        capacity = self._allocator.capacity_of(capacity_bytes)
+        way = Way(end=self._places[0])
+        for _ in self.stretches:
+            if way.end is None:
+                break
+            way = self._further(way, way.end, capacity)
+        return self._recur(way, capacity, max_cycles)
 
-    def _begun(self, capacity_bytes: int | None, max_cycles: int) -> "_Card":
-        """At the last place that such a card comes to."""
-        kind: Any = ExpandableAllocator if self.expandable else CachingAllocator
-        allocator = kind(capacity_bytes)
-        leading = [each for each in self._places if each.leads(allocator.capacity, max_cycles)]
-        if not leading:
-            return _Card(self, allocator, allocator.blocks_in_use(), Followed())
-        place = max(leading, key=_advance)
-        # What was gone on from is the latest.
-        self._places = (*(each for each in self._places if each is not place), place)
-        return _Card(self, allocator, allocator.resume(place.state, place.blocks), place.followed)
+    def _recur(self, way: Way, capacity: int, max_cycles: int) -> Followed:
+        """The step once more, until the state has been there before: then every later step has been too."""
+        cycles, stays, until, flushes = 0, way.end, 1, False
+        while self.cycle is not None and way.end is not None and cycles < max_cycles:
+            before = way.num_flushes
+            way = self._further(way, way.end, capacity)
+            cycles += 1
+            flushes = way.num_flushes > before
+            if way.end is not None and way.end is stays:
+                return Followed(way, cycles, flushes, is_settled=True)
+            # States may come back after several steps (Brent's way to find a cycle).
+            if cycles == until:
+                stays, until = way.end, 2 * until
+        return Followed(way, cycles, flushes)
 
+    def _further(self, way: Way, place: _Place, capacity: int) -> Way:
+        """One stretch further."""
+        following = place.known(capacity)
+        if following is None:
+            following = self._explore(place, capacity)
+            place.ways.append(following)
+        return way.and_then(following)
 
-class _Card:
-    """A run on one card."""
-
-    __slots__ = ("allocator", "blocks", "followed", "run")
-
-    def __init__(
-        self, run: PythonRun, allocator: Any, blocks: dict[int, Any], followed: Followed
-    ) -> None:
-        self.run = run
-        self.allocator = allocator
-        self.blocks = blocks
-        self.followed = followed
-
-    def goes_on(self, max_cycles: int) -> bool:
-        """Whether there is more to follow."""
-        run, followed = self.run, self.followed
-        if followed.died_at is not None or followed.is_settled:
-            return False
-        if followed.stretches < len(run.stretches):
-            return True
-        return run.cycle is not None and followed.num_cycles < max_cycles
-
-    def advance(self) -> None:
-        """One stretch further, or one step."""
-        run, followed = self.run, self.followed
-        if followed.stretches == len(run.stretches):
-            assert run.cycle is not None, "else there is no more to follow"
-            self.followed = self._again(run.cycle)
-            return
-        start, events = run.stretches[followed.stretches]
-        died_at = self._follow(events, start)
-        self.followed = followed._replace(stretches=followed.stretches + 1, died_at=died_at)
-
-    def place(self) -> _Place:
-        """Where it is, for others to go on from."""
-        allocator = self.allocator
-        return _Place(
-            followed=self.followed,
-            state=allocator.saved(),
-            blocks=dict(self.blocks),
-            least=allocator.peak_reserved,
+    def _explore(self, place: _Place, capacity: int) -> Way:
+        """Follow the run from a place to the next one."""
+        allocator = self._allocator
+        if self._stands is not place:
+            self._blocks = allocator.resume(place.state)
+        self._stands = None
+        allocator.begin(capacity)
+        number, died_at = self._follow_stretch(place.stretch)
+        if died_at is None:
+            self._stands = self._arrive(number)
+        return Way(
+            requested=allocator.peak_requested,
+            allocated=allocator.peak_allocated,
+            reserved=allocator.peak_reserved,
+            num_mallocs=allocator.num_mallocs,
+            num_flushes=allocator.num_flushes,
             lacked=allocator.lacked,
-        )
-
-    def _again(self, cycle: Cycle) -> Followed:
-        """The step once more: it lets go what the one before it left, as the list says it."""
-        allocator, blocks = self.allocator, self.blocks
-        followed = self.followed
-        if followed.kept is None:
-            followed = followed._replace(kept=self._picture(cycle))
-        for number in [each for each in blocks if each >= cycle.start]:
-            blocks[number - cycle.start + cycle.before] = blocks.pop(number)
-        before = allocator.num_flushes
-        died_at = self._follow(self.run.body, cycle.start)
-        followed = followed._replace(
+            pressed=allocator.pressed,
             died_at=died_at,
-            num_cycles=followed.num_cycles + 1,
-            flushes=allocator.num_flushes > before,
+            end=self._stands,
         )
-        if died_at is not None:
-            return followed
-        now = self._picture(cycle)
-        if now.is_like(followed.kept):
-            return followed._replace(is_settled=True)
-        # States may come back after several steps (Brent's way to find a cycle).
-        if followed.num_cycles == followed.until:
-            return followed._replace(kept=now, until=2 * followed.until)
-        return followed
 
-    def _follow(self, events: Sequence[int], start: int) -> int | None:
-        found: int | None = self.allocator.follow(events, start, self.run.streams, self.blocks)
-        return found
+    def _follow_stretch(self, number: int) -> tuple[int, int | None]:
+        """The number of the one after it, and where it dies."""
+        allocator, blocks, streams = self._allocator, self._blocks, self.streams
+        if number < len(self.stretches):
+            start, events = self.stretches[number]
+            return number + 1, allocator.follow(events, start, streams, blocks)
+        cycle = self.cycle
+        assert cycle is not None, "else there is no more to follow"
+        # It lets go what the one before it left, as the list says it.
+        for event in [each for each in blocks if each >= cycle.start]:
+            blocks[event - cycle.start + cycle.before] = blocks.pop(event)
+        return number, allocator.follow(self.body, cycle.start, streams, blocks)
 
-    def _picture(self, cycle: Cycle) -> "_Picture":
-        return _Picture(self.allocator, self.blocks, cycle.start)
-
-
-class _Picture:
-    """What there is when a step is over, drawn only where a look at it does not tell it from another."""
-
-    __slots__ = ("_draw", "_drawn", "_look", "_start")
-
-    def __init__(self, allocator: Any, blocks: dict[int, Any], start: int) -> None:
-        self._look = allocator.look()
-        self._draw: Picture = allocator.taken_down(blocks)
-        self._start = start
-        self._drawn: object = None
-
-    def is_like(self, other: "_Picture | None") -> bool:
-        """Whether all is the same that later decisions depend on."""
-        if other is None or self._look != other._look:
-            return False
-        return self.drawn == other.drawn
-
-    @property
-    def drawn(self) -> object:
-        """All of it."""
-        if self._drawn is None:
-            self._drawn = self._draw(self._name)
-        return self._drawn
-
-    def _name(self, number: int) -> int:
-        return number - self._start if number >= self._start else LASTING
+    def _arrive(self, stretch: int) -> _Place:
+        """The place in which the allocator is: one that was reached before, or a new one."""
+        base = self.cycle.start if self.cycle is not None and stretch == len(self.stretches) else 0
+        here = _Place(stretch, base, self._allocator.saved(self._blocks), len(self._blocks))
+        found = next((each for each in self._places if here.is_like(each)), None)
+        if found is not None:
+            return found
+        self._places.append(here)
+        return here
 
 
-def _advance(place: _Place) -> tuple[int, int]:
-    return place.followed.stretches, place.followed.num_cycles
+def _cuts(num_events: int, cycle: Cycle | None) -> list[int]:
+    """Where stretches of about one length begin, none of which goes beyond a step, and their end."""
+    length = num_events // STRETCHES + 1
+    borders = [0, *(cycle or ()), num_events]
+    cuts = [start for first, last in pairwise(borders) for start in range(first, last, length)]
+    return [*cuts, num_events]

@@ -66,7 +66,7 @@ def cycle_of(
     num_left = num_made - (len(freed) - len(of_others))
     if num_left != len(of_others):
         return None
-    let_go = set(freed)
+    let_go = set(freed) if of_others else ()
     for number in of_others:
         twin = number - before + start
         if number < before or twin >= len(events) or twin in let_go:

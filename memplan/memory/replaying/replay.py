@@ -8,6 +8,7 @@ What a run does goes by capacity only where the allocator asks whether there is 
 holds for every capacity at which these questions are answered alike.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,7 +67,7 @@ class AllocatorPeaks:
         return self.lacked_bytes is None or capacity_bytes < self.lacked_bytes
 
 
-INTERFACE = 2
+INTERFACE = 3
 """Of the compiled code: raised with every change of what it is given or gives back. An editable installation may have
 an older one lying there."""
 
@@ -76,9 +77,9 @@ class _Compiled(Protocol):
 
     def prepare(
         self,
-        events: list[int],
+        events: "array[int]",
         streams: dict[int, int],
-        sizes: list[int],
+        sizes: "array[int]",
         before: int,
         cycle: int,
         expandable: bool,
@@ -133,6 +134,25 @@ _ENDLESS = (1 << 63) // 8
 """Of the compiled code: with this capacity something else would not have happened."""
 
 
+def packed(numbers: Sequence[int]) -> "array[int]":
+    """Numbers in eight bytes each, as the compiled code takes them. Raises ``OverflowError`` for one that has more.
+
+    >>> packed([512, ~0])
+    array('q', [512, -1])
+    """
+    return numbers if isinstance(numbers, array) else array("q", numbers)
+
+
+def playable(events: Sequence[int]) -> Sequence[int]:
+    """Events as they are replayed: packed, unless that is done in Python, which would have to unpack them again."""
+    if COMPILED is None:
+        return events
+    try:
+        return packed(events)
+    except OverflowError:
+        return events
+
+
 class Replayer:
     """One run, asked what becomes of it on cards of several capacities."""
 
@@ -140,7 +160,7 @@ class Replayer:
 
     def __init__(
         self,
-        events: list[int],
+        events: Sequence[int],
         streams: dict[int, int] | None = None,
         cycle: Cycle | None = None,
         *,
@@ -154,18 +174,19 @@ class Replayer:
         self._num_events = len(events)
         self._run: object = None
         if COMPILED is not None:
-            self._run = self._prepared(COMPILED, events, [*sizes])
+            self._run = self._prepared(COMPILED, events, sizes)
         self._in_python: PythonRun | None = None
         if self._run is None:
             played = with_sizes(events, sizes) if sizes else events
             self._in_python = _in_python(played, self._streams, cycle, expandable=expandable)
 
-    def _prepared(self, code: _Compiled, events: list[int], sizes: list[int]) -> object:
+    def _prepared(self, code: _Compiled, events: Sequence[int], sizes: Sequence[int]) -> object:
         """As the compiled code takes it; None: blocks are larger than it counts."""
         end = len(events)
         before, start = self._cycle if self._cycle is not None else (end, end)
         try:
-            return code.prepare(events, self._streams, sizes, before, start, self._expandable)
+            numbers, own = packed(events), packed(sizes)
+            return code.prepare(numbers, self._streams, own, before, start, self._expandable)
         except OverflowError:
             return None
 
@@ -214,7 +235,7 @@ class Replayer:
 
 
 def _in_python(
-    events: list[int], streams: dict[int, int], cycle: Cycle | None, *, expandable: bool
+    events: Sequence[int], streams: dict[int, int], cycle: Cycle | None, *, expandable: bool
 ) -> "PythonRun":
     from memplan.memory.replaying.in_python import PythonRun  # only where nothing is compiled
 
@@ -250,20 +271,20 @@ def peaks_in_python(
     run: "PythonRun", capacity_bytes: int | None, max_cycles: int = MAX_CYCLES
 ) -> AllocatorPeaks:
     """What a run reaches, told without compiled code."""
-    allocator, followed = run.follow(capacity_bytes, max_cycles=max_cycles)
-    lacked = allocator.lacked
+    followed = run.follow(capacity_bytes, max_cycles=max_cycles)
+    way = followed.way
     return AllocatorPeaks(
-        requested_bytes=allocator.peak_requested * _UNIT,
-        allocated_bytes=allocator.peak_allocated * _UNIT,
-        reserved_bytes=allocator.peak_reserved * _UNIT,
-        num_mallocs=allocator.num_mallocs,
-        num_flushes=allocator.num_flushes,
-        died_at=followed.died_at,
+        requested_bytes=way.requested * _UNIT,
+        allocated_bytes=way.allocated * _UNIT,
+        reserved_bytes=way.reserved * _UNIT,
+        num_mallocs=way.num_mallocs,
+        num_flushes=way.num_flushes,
+        died_at=way.died_at,
         num_cycles=followed.num_cycles,
         flushes_recur=followed.flushes,
         is_settled=followed.is_settled or run.cycle is None,
-        lacked_bytes=None if lacked >= _ENDLESS else lacked * _UNIT,
-        pressed_bytes=allocator.pressed * _UNIT,
+        lacked_bytes=None if way.lacked >= _ENDLESS else way.lacked * _UNIT,
+        pressed_bytes=way.pressed * _UNIT,
     )
 
 

@@ -4,9 +4,9 @@ A plain ``Ledger`` notes neither, for the sake of speed. ``NamedLedger`` keeps w
 allocation, and the walk's key where a walk made it; ``block_labels`` turns both into words.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from memplan.fast_dataclass import dataclass, field
+from memplan.fast_dataclass import dataclass
 from memplan.graph.core.segments import Operation, Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage
@@ -120,7 +120,15 @@ class NamedRun:
     """A run played out, with a name for each of its blocks."""
 
     ledger: NamedLedger
-    labels: dict[Block, Label] = field(default_factory=dict)
+    name_blocks: Callable[[], dict[Block, Label]]
+    _labels: dict[Block, Label] | None = None
+
+    @property
+    def labels(self) -> dict[Block, Label]:
+        """The names, which take as long as the run: found when somebody reads them."""
+        if self._labels is None:
+            self._labels = self.name_blocks()
+        return self._labels
 
 
 def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> NamedRun:
@@ -130,8 +138,10 @@ def play_named(given: RankInput, *, workspace_bytes: int, rank: int = 0) -> Name
     program.run()
     others = [(each.tape, each.passes) for each in given.beside.models]
     others += [(each.tape, each.passes) for each in given.stages]
-    labels = block_labels(ledger, given.tape, given.passes, others)
-    return NamedRun(ledger=ledger, labels=labels)
+    return NamedRun(
+        ledger=ledger,
+        name_blocks=lambda: block_labels(ledger, given.tape, given.passes, others),
+    )
 
 
 def block_labels(

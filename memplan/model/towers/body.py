@@ -6,8 +6,6 @@ from memplan.fast_dataclass import dataclass
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
-from memplan.model.towers.conformer import ConformerBody
-from memplan.model.towers.distanced import DistancedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody
@@ -19,10 +17,8 @@ from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
-from memplan.model.towers.speech import SpeechBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
-from memplan.model.towers.turned import TurnedBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,16 +54,12 @@ TowerBody = (
     | TileBody
     | TextBody
     | LayerBody
-    | ConformerBody
-    | TurnedBody
-    | DistancedBody
     | SeriesBody
     | SeriesPart
     | NetBody
     | GridBody
     | LatentsBody
     | SoundBody
-    | SpeechBody
     | PlacesBody
     | SegmentingBody
     | PoolingBody

@@ -56,21 +56,6 @@ class LayerNames:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BiasedHeads:
-    """Scores get numbers of distances, times a gate of each head and position (WavLM).
-
-    Products are torch's own for whole sequences (``multi_head_attention_forward``), weights included.
-    """
-
-    gate: str
-    """A linear layer on each head's share of what is attended from."""
-    outputs: int
-    """Its width, halves of which are added up."""
-    factor: str
-    """A number for each head, as ``module.name``."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerBody:
     """A layer of a tower: attention and a feed-forward network, each with a norm and a sum."""
 
@@ -78,11 +63,7 @@ class LayerBody:
     inner_size: int
     attention: AttentionSpec
     activation: Activation
-    heads: BiasedHeads | None = None
-    """How the class attends, where it is not as others do."""
     norm: NormSpec = LAYER_NORM
-    norms_last: bool = False
-    """Norms stand behind the sums, not before the parts (wav2vec 2.0)."""
     bias: bool = True
     """Of the feed-forward network."""
     cross_attention: AttentionSpec | None = None
@@ -112,17 +93,11 @@ class LayerBody:
     """Queries, keys and values are cut into heads once all three are there (``CLIPAttention``)."""
     selected: bool = False
     """Queries, keys and values are picked out of one tensor by index, not cut (InstructBLIP)."""
-    inline_network: bool = False
-    """The network is no module of its own: what the activation reads goes with it (Whisper)."""
     across: bool = False
     """Norms leave tokens lying across, as a convolution gave them, so that each matrix copies what it reads."""
     dropout: float = 0.0
     """Probability on what attention and network return."""
     activation_dropout: float = 0.0
-    network_dropout: float | None = None
-    """On what the network returns, where it is another."""
-    widened: bool = False
-    """The network's second matrix is given what its weights' dtype holds (Seamless M4T)."""
     drop_path: bool = False
     """Whole samples' sums are dropped: what is added is divided and multiplied by one number each."""
     gated: bool = False

@@ -6,27 +6,6 @@ from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetsBody:
-    """A decoder's tokens: labels moved by one, a table, positions looked up for each sequence."""
-
-    size: int
-    num_positions: int
-    tokens: str
-    positions: str = ""
-    """The module of their table; empty: they are sines in a buffer, or none."""
-    sines: bool = False
-    in_place: bool = False
-    """Sines are added where what was looked up lies."""
-    rotary_dim: int = 0
-    """Numbers of each head that the layers turn; 0: they do not."""
-    scaled: bool = False
-    """What was looked up is multiplied by a number."""
-    source: bool = False
-    """The text that is read, as the batch brings it, not what should be said."""
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedTokensBody:
     """A decoder's tokens as the batch brings them: a table times a number, positions added, a norm (mBART)."""
 
@@ -52,4 +31,4 @@ class OutputBody:
     bias: bool = False
 
 
-TextBody = DecodedTokensBody | TargetsBody
+TextBody = DecodedTokensBody

@@ -16,7 +16,12 @@ from memplan.training.optimizers import Optimizer
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 from memplan.training.splitting.parallelism import PipelineRuntime, PipelineSchedule
-from memplan.training.splitting.schedules import most_in_flight, rank_passes, rank_stages
+from memplan.training.splitting.schedules import (
+    Shape,
+    most_in_flight,
+    ordered_passes,
+    rank_stages,
+)
 from memplan.training.splitting.stages import divide_layers
 
 
@@ -202,10 +207,7 @@ def _share(
     most = 0
     for rank in range(num_ranks):
         stages = rank_stages(schedule, num_ranks=num_ranks, num_virtual=num_virtual, rank=rank)
-        passes = rank_passes(
-            schedule, num_ranks=num_ranks, num_virtual=num_virtual,
-            num_micro_batches=num_micro_batches, rank=rank,
-        )  # fmt: skip
+        passes = ordered_passes(schedule, Shape(num_ranks, num_virtual, num_micro_batches, rank))
         layers = min(counts[stage] for stage in stages)
         most = max(most, most_in_flight(passes).until_weight * layers)
     return most / num_layers

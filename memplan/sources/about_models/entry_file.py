@@ -37,13 +37,9 @@ class EntryFile:
         entry: dict[str, Any] = json.loads(text[start : _end_of_line(text, start)].rstrip(b",\r"))
         return entry
 
-    def names(self) -> list[str]:
+    def names(self) -> tuple[str, ...]:
         """Return the names of all entries, in the file's order."""
-        opening = b'\n%b"' % (b" " * self.indent)
-        after = _read(self.file_name).split(opening)[1:]
-        named = b",".join(b'"%b"' % each[: each.index(b'": ')] for each in after)
-        names: list[str] = json.loads(b"[%b]" % named)
-        return names
+        return _names(self.file_name, self.indent)
 
     def entries(self) -> dict[str, dict[str, Any]]:
         """Return all entries by name, in the file's order."""
@@ -66,6 +62,14 @@ class EntryFile:
 def _end_of_line(text: bytes, start: int) -> int:
     end = text.find(b"\n", start)
     return len(text) if end < 0 else end
+
+
+@cache
+def _names(file_name: str, indent: int) -> tuple[str, ...]:
+    """Found once: each nested config of each model looks through them."""
+    after = _read(file_name).split(b'\n%b"' % (b" " * indent))[1:]
+    named = b",".join(b'"%b"' % each[: each.index(b'": ')] for each in after)
+    return tuple(json.loads(b"[%b]" % named))
 
 
 @cache

@@ -1,10 +1,13 @@
 """In which order transformers' classes declare their parameters, by ``model_type``."""
 
+from functools import cache
+
 from memplan.sources.about_models.entry_file import EntryFile
 
 _FILE = EntryFile(file_name="parameter_order.json", section="types", indent=2)
 
 
+@cache
 def declared_order(model_type: str) -> tuple[tuple[str, ...], ...]:
     """Return the order of a type's ``named_parameters()``; empty where it is not known.
 

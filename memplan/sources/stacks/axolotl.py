@@ -75,6 +75,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
     _read_attention(keys, found)
+    _read_ring(keys, found)
     _read_kernels(keys, found)
     _read_tuning(keys, found)
     _read_unfrozen(keys, found)
@@ -209,6 +210,28 @@ def _read_attention(keys: Keys, found: Found) -> None:
         found.notes.append("attn_implementation flex_attention is counted as sdpa")
     if named is not None:
         found.fields["attention"] = named
+
+
+def _read_ring(keys: Keys, found: Found) -> None:
+    """ring-flash-attn in the place of flash-attention: every rank has a share of each document, and is told where they begin
+    (``monkeypatch/ring_attn/patch.py``, ``update_ring_attn_params``)."""
+    if (keys.count("context_parallel_size") or 1) == 1:
+        return
+    if keys.values.get("deepspeed") not in OFF:
+        found.notes.append(
+            "context_parallel_size: ring-flash-attn under DeepSpeed is counted as Ulysses' exchange, which is modelled there"
+        )
+        return
+    if found.fields.pop("packing", None) is not None:
+        length = keys.count("sequence_len")
+        found.notes.append(
+            f"sample_packing beside context_parallel_size: counted as one sequence of {length} tokens"
+        )
+    if found.fields.get("attention") in ("flash", "flash3"):
+        found.fields["attention"] = None
+        found.left_out.append(
+            "context_parallel_size (what ring-flash-attn gathers of keys and values; torch's ring is counted)"
+        )
 
 
 def _read_kernels(keys: Keys, found: Found) -> None:

@@ -20,6 +20,7 @@ from memplan.sources.stacks.common.models import (
     num_layers,
 )
 from memplan.sources.stacks.common.wording import lora
+from memplan.sources.stacks.llama_factory_megatron import is_megatron, read_megatron
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.sources.trainer.launch import Loading
 from memplan.training.adapters import LINEAR_NAMES
@@ -67,6 +68,10 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["num_gpus"] = workers
     found.model = keys.model("model_name_or_path")
     _read_job(keys, found)
+    if is_megatron(keys):
+        _read_lengths(keys, found, given)
+        read_megatron(keys, found, given)
+        return
     # model/patcher.py, ``patch_config``: unless ZeRO-3 or FSDP shards it (``low_cpu_mem_usage``, its default).
     found.device_map = DeviceMap.WHOLE
     half = keys.flag("pure_bf16")

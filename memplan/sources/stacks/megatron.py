@@ -164,6 +164,26 @@ def _read_stages(keys: Keys, found: Found) -> None:
         found.fields |= {"virtual_stages": chunks, "pipeline_schedule": "interleaved-1f1b"}
 
 
+def stage_layers(
+    layers: int, stages: int, *, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
+) -> tuple[int, ...]:  # fmt: skip
+    """Layers of each stage, in order (``get_num_layers_to_build``): those of the ends as said, or one less where the
+    embedding or the loss counts as a layer; the others share evenly.
+
+    >>> stage_layers(61, 16, ends=(3, 2), counted=(False, False))
+    (3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2)
+    >>> stage_layers(30, 4, ends=(None, None), counted=(True, True))
+    (7, 8, 8, 7)
+    """
+    given = [each for each in ends if each is not None]
+    between = stages - len(given)
+    each = (layers + sum(counted) - sum(given)) // max(1, between)
+    counts = [each] * stages
+    for place, end, less in zip((0, -1), ends, counted, strict=True):
+        counts[place] = end if end is not None else each - less
+    return tuple(counts)
+
+
 def layer_counts(layout: str) -> tuple[int, ...]:
     """Layers of each stage of a layout; empty where it says anything but embedding, layers and loss.
 

@@ -83,6 +83,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if keys.flag("distributed.sequence_parallel") and "tensor_parallel" in found.fields:
         found.fields["sequence_parallel"] = True
     read_gpus(keys, found, given)
+    if (given.get("num_gpus") or found.fields.get("num_gpus")) == 1 and "engine" not in given:
+        # ``fsdp2_sharding_enabled``: on one GPU nothing is sharded, nor cast as FSDP2 casts (``distributed/fsdp2.py``).
+        found.fields["engine"] = "ddp"
     read_sizes(keys, found, given)
     _read_formats(keys, found)
     _read_sharding(keys, found, given)

@@ -166,9 +166,9 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["gradient_accumulation_steps"] = in_batch
     found.fields["micro_batch_size"] = micro
     found.fields["seq_len"] = keys.count("training.seq_len")
-    size = keys.count("training.img_size")
+    size, words = keys.count("training.img_size"), keys.count("encoder.max_t5_encoding_len")
     if size is not None:
-        found.fields |= {"image_size": size, "seq_len": None, "kernels": "hf"}
+        found.fields |= {"image_size": size, "seq_len": words, "kernels": "hf"}
     whole = keys.take("training.global_batch_size")
     gpus = given.get("num_gpus", 1)
     if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
@@ -231,7 +231,10 @@ def _read_compilation(keys: Keys, found: Found) -> None:
 
 
 def _read_fp8(keys: Keys, found: Found) -> None:
-    converters = keys.names("model.converters")
+    named = keys.names("model.converters")
+    converters = [each for each in named if "grouped_mm" not in each]
+    if len(converters) < len(named):
+        found.left_out.append("quantize.grouped_mm (experts in 8 bits)")
     recipe = keys.text("quantize.linear.float8.recipe_name") or "tensorwise"
     gathers = keys.flag("quantize.linear.float8.enable_fsdp_float8_all_gather")
     if any("mx" in each for each in converters):

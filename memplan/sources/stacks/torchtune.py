@@ -38,6 +38,7 @@ _DISTRIBUTED = (
 """Keys that the recipes for several GPUs have alone."""
 _ALONE = ("single_device", "low_memory")
 """What names of torchtune's own files for one GPU end in."""
+_OWN_FILES = "recipes/configs/"
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -123,17 +124,33 @@ def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None
         )
 
 
+def _why_distributed(keys: Keys, found: Found) -> str:
+    """What says that a recipe for several GPUs runs the file (``torchtune/_recipe_registry.py``); empty: nothing does."""
+    if any(_is_on(keys.values.get(key)) for key in _DISTRIBUTED):
+        return "as its keys are of a distributed recipe"
+    if any(word in keys.source for word in _ALONE):
+        return ""
+    if _OWN_FILES in keys.source.replace("\\", "/"):
+        return "as torchtune's registry has this file for a distributed recipe"
+    has_adapter = "adapter" in found.fields
+    loss = str(keys.values.get("loss._component_"))
+    if loss.endswith("DPOLoss") and not has_adapter:
+        return "as full DPO has a distributed recipe alone"
+    if has_adapter and any(each.startswith("quantizer.") for each in keys.values):
+        return "as QAT with LoRA has a distributed recipe alone"
+    return ""
+
+
 def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     for key, field in _DEGREES.items():
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
     count = given.get("num_gpus")
-    if count is None and any(_is_on(keys.values.get(key)) for key in _DISTRIBUTED):
+    why = _why_distributed(keys, found)
+    if count is None and why:
         count = found.fields["num_gpus"] = GPUS_PER_NODE
-        found.notes.append(
-            f"{GPUS_PER_NODE} GPUs, as its keys are of a distributed recipe, unless you say others"
-        )
+        found.notes.append(f"{GPUS_PER_NODE} GPUs, {why}, unless you say others")
     elif count is None and keys.values and not any(word in keys.source for word in _ALONE):
         found.notes.append(
             "the recipe is not in the file, but on tune's command line: one for a single device is counted; of a "

@@ -74,41 +74,98 @@ def soap(script: Script, tensor: Stepped) -> None:
     sizes = _preconditioned(script, tensor)
     if script.first:
         moments(script, tensor)
-        for name in ("GG", "Q"):
-            for number, size in enumerate(sizes):
-                script.state(f"{name}{number}", size * size, tensor.dtype)
-                script.let("outer_product", size * size, tensor.dtype)
-                script.drop("outer_product")
+        _eigenbases(script, tensor, sizes)
         return
-    for name in ("grad_projected", "square", "de_nom", "exp_avg_projected", "ratio", "norm_grad"):
-        script.let(name, tensor.numel, tensor.dtype)
-        if name == "de_nom":
-            script.drop("square")
-    script.drop("ratio")
+    _project(script, tensor, sizes, "grad_projected")
+    script.let("square", tensor.numel, tensor.dtype)
+    script.drop("square")
+    script.let("de_nom", tensor.numel, tensor.dtype)
+    _project(script, tensor, sizes, "exp_avg_projected")
+    script.let("ratio", tensor.numel, tensor.dtype)
+    _project(script, tensor, sizes, "norm_grad", read="ratio")
     for size in sizes:
         script.let("outer_product", size * size, tensor.dtype)
     script.drop("outer_product")
+
+
+def _project(
+    script: Script, tensor: Stepped, sizes: Sequence[int], name: str, *, read: str = ""
+) -> None:
+    """``SOAP.project``: ``grad = torch.tensordot(grad, mat)`` for each matrix; with none what it is given, permuted."""
+    if not sizes:
+        script.rename(read, name) if read else script.drop(name)
+    for number in range(len(sizes)):
+        script.let("product", tensor.numel, tensor.dtype)
+        if read and not number:
+            script.drop(read)
+    if sizes:
+        script.rename("product", name)
+
+
+def _eigenbases(script: Script, tensor: Stepped, sizes: Sequence[int]) -> None:
+    """``init_pre_conditioner``, then ``eigh(m + 1e-30 * torch.eye(...))`` of each average, flipped.
+
+    What cuSOLVER takes for itself in it is left out.
+    """
+    for number, size in enumerate(sizes):
+        script.state(f"GG{number}", size * size, tensor.dtype)
+    for size in sizes:
+        script.let("outer_product", size * size, tensor.dtype)
+    for number, size in enumerate(sizes):
+        script.let("eye", size * size, tensor.dtype)
+        script.let("scaled", size * size, tensor.dtype)
+        script.drop("eye")
+        script.let("sum", size * size, tensor.dtype)
+        script.drop("scaled")
+        script.let("values that came", size, tensor.dtype)
+        script.let("q", size * size, tensor.dtype)
+        script.drop("sum")
+        script.rename("values that came", "eigenvalues")
+        script.state(f"Q{number}", size * size, tensor.dtype)
+        script.drop("q")
+    script.drop("eigenvalues", "outer_product")
 
 
 def adam_mini_states(script: Script, tensor: Stepped) -> None:
     """``m`` whole; a second moment for each row, each head of queries and keys, or each norm."""
     script.state("m", tensor.numel, tensor.dtype)
     if not tensor.is_factored:
-        script.state("vmean", 1, tensor.dtype)
-        return
+        script.let("square", tensor.numel, tensor.dtype)
+        script.let("sum", 1, tensor.dtype)
+        script.drop("square")
+    script.state("vmean", _num_means(script, tensor), tensor.dtype)
+    script.drop("sum")
+
+
+def _num_means(script: Script, tensor: Stepped) -> int:
+    if not tensor.is_factored:
+        return 1
     rows = tensor.num_rows
     if tensor.role is TensorRole.QUERY_KEY:
         rows = max(1, rows // script.number("head_dim"))
-    script.state("vmean", rows, tensor.dtype)
+    return rows
 
 
 def adam_mini(script: Script, tensor: Stepped) -> None:
-    """``update = (m * stepsize).view(...)``, and ``-update``."""
+    """``torch.mean(grad * grad)``; ``vmean.sqrt() / c`` and ``1 / c / h``; then ``m * stepsize``, and ``-update``."""
+    means = _num_means(script, tensor)
     script.let("square", tensor.numel, tensor.dtype)
-    script.drop("square")
+    _bind(script, "tmp_lr", means, tensor.dtype, lets_go="square")
+    if not tensor.is_factored:
+        _bind(script, "tmp_lr", 1, tensor.dtype)  # over the number of elements
+    for name, before in (("h", "root"), ("stepsize", "reciprocal")):
+        script.let(before, means, tensor.dtype)
+        _bind(script, name, means, tensor.dtype, lets_go=before)
     script.let("update", tensor.numel, tensor.dtype)
     script.let("negative", tensor.numel, tensor.dtype)
     script.drop("negative")
+
+
+def _bind(script: Script, name: str, numel: int, dtype: DType, *, lets_go: str = "") -> None:
+    """A value made of one that goes before the name's old value does."""
+    script.let("made", numel, dtype)
+    script.drop(*filter(None, [lets_go]))
+    script.rename("made", name)
 
 
 def stable_adamw_states(script: Script, tensor: Stepped) -> None:
@@ -138,16 +195,20 @@ def nothing_at_all(script: Script, tensors: Sequence[Stepped]) -> None:
 
 
 def grokadamw(script: Script, tensor: Stepped) -> None:
-    """States come from the CPU for each update and go back."""
-    names = ("exp_avg", "exp_avg_sq", "grok_ema")
+    """States come from the CPU for each update, the moments together, and go back."""
     if script.first:
-        for name in names:
+        for name in ("exp_avg", "exp_avg_sq", "grok_ema"):
             script.state(name, tensor.numel, tensor.dtype, place=Place.HOST)
-    for name in names:
-        script.let(name, tensor.numel, tensor.dtype)
+    moved = ("exp_avg", "exp_avg_sq")
+    for name in moved:
+        script.let(f"{name} that came", tensor.numel, tensor.dtype)
+    for name in moved:
+        script.rename(f"{name} that came", name)
+    script.let("grok_ema", tensor.numel, tensor.dtype)
     script.let("product", tensor.numel, tensor.dtype)
-    script.let("grok_grad", tensor.numel, tensor.dtype)
+    script.let("sum", tensor.numel, tensor.dtype)
     script.drop("product")
+    script.rename("sum", "grok_grad")
     script.let("denom", tensor.numel, tensor.dtype)
     script.drop("denom")
 

@@ -71,6 +71,13 @@ def rank_stages(
     return tuple(range(rank, num_ranks * num_virtual, num_ranks))
 
 
+def takes_few(pipeline: PipelineParallel) -> bool:
+    """Whether its 1F1B takes fewer micro-batches than there are stages, as torch's alone does not: Megatron-core and DeepSpeed
+    warm up with as many as there are (core/pipeline_parallel/schedules.py, ``num_warmup_microbatches``)."""
+    is_torchs = pipeline.runtime is PipelineRuntime.TORCH
+    return pipeline.schedule is PipelineSchedule.ONE_F_ONE_B and not is_torchs
+
+
 def fewest_micro_batches(schedule: PipelineSchedule, num_ranks: int) -> int:
     """Micro-batches of a step that torch's schedule takes at least.
 
@@ -126,14 +133,11 @@ _IN_ROUNDS = (
 
 
 def passes_of(pipeline: PipelineParallel, place: int) -> tuple[Pass, ...]:
-    """The passes of a place in a pipeline, in order.
-
-    DeepSpeed's 1F1B (runtime/pipe/schedule.py, ``TrainSchedule``) is torch's, which takes no fewer
-    micro-batches than stages; DeepSpeed's takes any number.
-    """
-    shape = _Shape(pipeline.degree, pipeline.num_virtual, pipeline.num_micro_batches, place)
-    if pipeline.runtime is PipelineRuntime.DEEPSPEED:
-        return _ordered(pipeline.schedule, shape)
+    """The passes of a place in a pipeline, in order: DeepSpeed's 1F1B (runtime/pipe/schedule.py, ``TrainSchedule``) and
+    Megatron-core's are torch's, of any number of micro-batches."""
+    shape = Shape(pipeline.degree, pipeline.num_virtual, pipeline.num_micro_batches, place)
+    if takes_few(pipeline):
+        return ordered_passes(pipeline.schedule, shape)
     return rank_passes(
         pipeline.schedule,
         num_ranks=pipeline.degree,
@@ -167,10 +171,12 @@ def rank_passes(
         num_virtual=num_virtual,
         num_micro_batches=num_micro_batches,
     )
-    return _ordered(schedule, _Shape(num_ranks, num_virtual, num_micro_batches, rank))
+    return ordered_passes(schedule, Shape(num_ranks, num_virtual, num_micro_batches, rank))
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
+    """What decides which passes a rank runs, beside the schedule."""
+
     num_ranks: int
     num_virtual: int
     num_micro_batches: int
@@ -178,13 +184,14 @@ class _Shape(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _ordered(schedule: PipelineSchedule, shape: _Shape) -> tuple[Pass, ...]:
+def ordered_passes(schedule: PipelineSchedule, shape: Shape) -> tuple[Pass, ...]:
+    """The passes of a rank, in order, whether its runtime takes so few micro-batches or not."""
     num_ranks, num_virtual, _, rank = shape
     stages = rank_stages(schedule, num_ranks=num_ranks, num_virtual=num_virtual, rank=rank)
     return tuple(_ORDERS[schedule](shape, stages))
 
 
-def _breadth_first(shape: _Shape, stages: Sequence[int], *, reverse: bool) -> Iterator[Pass]:
+def _breadth_first(shape: Shape, stages: Sequence[int], *, reverse: bool) -> Iterator[Pass]:
     """All forward passes, stage by stage; then all backward ones (``ScheduleLoopedBFS``)."""
     batches = range(shape.num_micro_batches)
     for stage in stages:
@@ -193,15 +200,15 @@ def _breadth_first(shape: _Shape, stages: Sequence[int], *, reverse: bool) -> It
         yield from (Pass(_B, stage, batch) for batch in (reversed(batches) if reverse else batches))
 
 
-def _gpipe(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _gpipe(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     return _breadth_first(shape, stages, reverse=False)
 
 
-def _looped_bfs(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _looped_bfs(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     return _breadth_first(shape, stages, reverse=True)
 
 
-def _one_f_one_b(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _one_f_one_b(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     """As many forward passes as there are stages to the end; then one backward, one forward."""
     (stage,) = stages
     count = shape.num_micro_batches
@@ -227,7 +234,7 @@ class _Counter:
 
 
 def _interleaved(
-    shape: _Shape, stages: Sequence[int], *, hop: int, backward: PassKind, lag: int | None
+    shape: Shape, stages: Sequence[int], *, hop: int, backward: PassKind, lag: int | None
 ) -> Iterator[Pass]:
     """Depth first, round by round (``_get_1f1b_rank_ops``).
 
@@ -254,21 +261,21 @@ def _interleaved(
         yield from (weights.next(stage) for stage in order)
 
 
-def _interleaved_1f1b(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _interleaved_1f1b(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     return _interleaved(shape, stages, hop=2, backward=_B, lag=None)
 
 
-def _interleaved_zero_bubble(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _interleaved_zero_bubble(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     return _interleaved(shape, stages, hop=1, backward=_I, lag=shape.rank)
 
 
-def _zbv(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _zbv(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     """``ScheduleZBVZeroBubble``: planned for a full pipeline, of which fewer micro-batches leave some out."""
     passes = _full_zbv(shape, stages)
     return (each for each in passes if each.micro_batch < shape.num_micro_batches)
 
 
-def _full_zbv(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _full_zbv(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     near, far = stages
     rank, num_ranks = shape.rank, shape.num_ranks
     count = max(2 * num_ranks - 1, shape.num_micro_batches)
@@ -294,7 +301,7 @@ def _full_zbv(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
             yield weights.next(stage)
 
 
-def _dualpipev(shape: _Shape, stages: Sequence[int]) -> Iterator[Pass]:
+def _dualpipev(shape: Shape, stages: Sequence[int]) -> Iterator[Pass]:
     """``ScheduleDualPipeV``; what it overlaps runs here as torch's runtime runs it, forward first."""
     near, far = stages
     behind = shape.num_ranks - shape.rank - 1
@@ -347,7 +354,7 @@ class _DualPlan:
             yield self.waiting.pop(0)
 
 
-_ORDERS: dict[PipelineSchedule, Callable[[_Shape, Sequence[int]], Iterator[Pass]]] = {
+_ORDERS: dict[PipelineSchedule, Callable[[Shape, Sequence[int]], Iterator[Pass]]] = {
     PipelineSchedule.GPIPE: _gpipe,
     PipelineSchedule.ONE_F_ONE_B: _one_f_one_b,
     PipelineSchedule.INTERLEAVED_ONE_F_ONE_B: _interleaved_1f1b,

@@ -17,9 +17,10 @@ from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.joining import tokens_seen
 from memplan.graph.towers.media import pictures_of, sound_of
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.sounds import FeaturesBody, SignalBody
+from memplan.model.towers.sounds import SignalBody
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 from memplan.verify.on_torch.formats import FORMATS
@@ -146,8 +147,6 @@ def _pictures_with_captions(sampler: Sampler) -> Batch:
 
 def _transcribed(sampler: Sampler) -> Batch:
     """Labels as many as the estimate counts paths over: the target length, at most a frame each."""
-    if isinstance(sound_of(sampler.model), FeaturesBody):
-        raise _unknown(sampler.model)
     values = _sound(sampler)
     frames = values.shape[-1]
     for kernel, stride in zip(sampler.config.conv_kernel, sampler.config.conv_stride, strict=True):
@@ -308,13 +307,14 @@ def _square_pictures(sampler: Sampler, number: int) -> Any:
 
 def _sound(sampler: Sampler) -> Any:
     body = sound_of(sampler.model)
-    if not isinstance(body, SignalBody):
+    if body is None or (isinstance(body, SoundSpec) and body.is_framed):
         raise _unknown(sampler.model)
-    return sampler.signal(*_clip_shape(sampler, body), casts=body.casts)
+    casts = isinstance(body, SignalBody) and body.casts
+    return sampler.signal(*_clip_shape(sampler, body), casts=casts)
 
 
-def _clip_shape(sampler: Sampler, body: SignalBody) -> tuple[int, ...]:
-    if not body.rate:
+def _clip_shape(sampler: Sampler, body: SignalBody | SoundSpec) -> tuple[int, ...]:
+    if not isinstance(body, SoundSpec) or not body.rate:
         return sampler.num_rows, body.channels, body.length
     seconds = sampler.setup.audio_seconds
     return sampler.num_rows, body.length if seconds is None else seconds * body.rate

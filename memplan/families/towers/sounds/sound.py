@@ -21,8 +21,7 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.layers import Turning
 from memplan.model.towers.parts import NormBody
-from memplan.model.towers.sounds import FramesBody, HalvedFramesBody, SignalBody
-from memplan.model.towers.turned import TurningTablesBody
+from memplan.model.towers.sounds import FramesBody, HalvedFramesBody, SignalBody, TurningTablesBody
 
 STEM_KERNEL = 3
 """Of the two convolutions over the spectrum."""
@@ -51,9 +50,7 @@ def whisper_encoder(
     )  # fmt: skip
     second = replace(first, module="conv2", stride=2, channels=0, length=0, last=True)
     _stem(table, name, reader, size, ChainBody(parts=(first, second)))
-    frames = FramesBody(
-        size=size, positions="embed_positions", looked_up=False, cast_back=cast_back, dropout=drop
-    )
+    frames = FramesBody(positions="embed_positions", cast_back=cast_back, dropout=drop)
     with table.block(f"{name}.positions", body=frames):
         table.untrained("embed_positions", "weight", rows, size)
     _layers(table, name, reader, size, written=True)

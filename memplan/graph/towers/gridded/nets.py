@@ -25,7 +25,6 @@ from memplan.model.towers.body import (
 from memplan.model.towers.gridded.nets import (
     ConvolutionBody,
     DownsamplingBody,
-    GroupNormBody,
     NetBody,
     PixelsBody,
 )
@@ -47,8 +46,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
     match body:
         case ConvolutionBody():
             return _convolved(t, x, body, flow)
-        case GroupNormBody():
-            return group_norm(t, x, body.module, flow.items * body.groups)
         case PixelsBody():
             return pixels(t, body, flow)
         case DownsamplingBody():
@@ -114,20 +111,6 @@ def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
     t.record(
         OperationKind.BATCH_NORM, (x, *weights), (out, *statistics), saves=(x, *statistics, weights[0]),
         gradients=(Gradient.FRESH,) * 3,
-    )  # fmt: skip
-    t.touch(x)
-    return out
-
-
-def group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
-    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
-    weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
-    read = x if t.autocast is None else t.cast(x, DType.FP32)
-    out = t.tensor(x.numel, read.dtype)
-    statistics = [t.tensor(groups, read.dtype) for _ in range(2)]
-    t.record(
-        OperationKind.LAYER_NORM, (read, *weights), (out, *statistics),
-        saves=(read, *statistics, *weights), gradients=(Gradient.FRESH,) * 3,
     )  # fmt: skip
     t.touch(x)
     return out

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from memplan.graph.core.segments import Segment
-from memplan.graph.core.tensors import Parameter
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job, rounded
@@ -40,6 +40,8 @@ _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
 _SHARDS = "the shards"
 _NORM = "a gradient in fp32, for its norm"
+_DESCRIBED = 7
+"""Blocks that are there at once, of a matrix whose corners are gathered: recorded on PyTorch's CUDA build."""
 _OVERFLOW = "flags that look for overflow"
 
 
@@ -126,6 +128,7 @@ class ShardedParametersProgram(DeepSpeedProgram):
         shards: dict[Weight, Block] = {}
         if not self.job.options.zero_init:
             whole = self.load_model()
+            self._describe_arguments()
             for weight in self.order:
                 self._cut(weight, whole[weight], shards)
             return shards
@@ -145,6 +148,13 @@ class ShardedParametersProgram(DeepSpeedProgram):
                 self._cut(weight, block, shards)
         self.tables.load_all()
         return shards
+
+    def _describe_arguments(self) -> None:
+        """``__init__`` puts its arguments into words that nobody reads (``locals()``), the first and last elements of
+        each weight among them: one after another, in so many blocks (torch/_tensor_str.py)."""
+        self.use(
+            *(ALLOCATION_ROUNDING,) * _DESCRIBED, kind=_TEMPORARIES, name="a weight put into words"
+        )
 
     def _place(self, weight: Weight) -> int:
         """Its position within its segment."""

@@ -28,6 +28,7 @@ from memplan.training.splitting.exchange import ExchangeKind, Hiding
 GATHER_STREAM = 1
 _TAIL_HOOK = (0, 0)
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
+_TABLE = "which gathered parameter is where"
 
 
 class Fsdp2Program(ReducingGradients):
@@ -81,6 +82,8 @@ class Fsdp2Program(ReducingGradients):
             if is_turned:
                 name = "gathered shards in the ranks' order"
                 turned.append(ledger.allocate(size, 0, _BUFFERS, name))
+        if unit.gather_table_bytes:
+            ledger.use(unit.gather_table_bytes, kind=ComponentKind.KERNEL_SCRATCH, name=_TABLE)
         ledger.free_all(reversed(turned))
 
     def _drop_kept(self) -> None:

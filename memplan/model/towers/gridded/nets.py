@@ -31,14 +31,6 @@ class ConvolutionBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GroupNormBody:
-    """``torch.nn.GroupNorm``."""
-
-    module: str
-    groups: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DownsamplingBody:
     """A convolution whose stride is its kernel: fewer positions, more channels."""
 
@@ -48,4 +40,4 @@ class DownsamplingBody:
     side: int
 
 
-NetBody = PixelsBody | ConvolutionBody | GroupNormBody | DownsamplingBody
+NetBody = PixelsBody | ConvolutionBody | DownsamplingBody

@@ -1,5 +1,7 @@
 """What computes in NeMo AutoModel's files: attention, norms, losses, experts' routes, compiled layers."""
 
+from collections.abc import Mapping
+
 from memplan.families.class_checks import WITHOUT_FLASH
 from memplan.sources.stacks.common.found import Found
 from memplan.sources.stacks.common.keys import Keys
@@ -27,6 +29,12 @@ _OTHER_KERNELS = {
     ("model.backend.dispatcher", "mok"): "runs experts in one kernel",
 }
 """Other values of ``BackendConfig`` than those that are modelled."""
+_RECIPES = {
+    "current": "te-current", "block": "te-blockwise", "mxfp8": "te-mxfp8",
+    "Float8CurrentScaling": "te-current", "Float8BlockScaling": "te-blockwise",
+    "MXFP8BlockScaling": "te-mxfp8", "DelayedScaling": "te-delayed",
+}  # fmt: skip
+"""``model.backend.te_fp8.recipe`` (``components/models/common/utils.py``): a word, or a class of the package's."""
 _PACKAGE = ("flash", "flash3")
 _OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
 """Types whose class in transformers has no other attention than eager."""
@@ -88,8 +96,27 @@ def read_kernels(keys: Keys, found: Found) -> None:
     elif loss == "TEParallelCrossEntropy":
         _read_own_loss(found)
     if keys.section("model.backend.te_fp8"):
+        _read_narrow(keys, found)
+
+
+def _read_narrow(keys: Keys, found: Found) -> None:
+    """Transformer Engine's modules under a recipe (``TEFp8Config``): linear layers where they are its own, and its experts."""
+    recipe = keys.take("model.backend.te_fp8.recipe")
+    if isinstance(recipe, Mapping):  # an object of the package's: by the name of its class
+        recipe = str(recipe.get("_target_")).rpartition(".")[2]
+    named = str(recipe or "current")
+    if named not in _RECIPES:
+        keys.refuse(
+            "model.backend.te_fp8.recipe",
+            f"{named} is not modelled. There are: {', '.join(_RECIPES)}",
+        )
+    if keys.text("model.backend.linear") != "torch":
         found.notes.append("model.backend.te_fp8: linear layers of Transformer Engine in 8 bits")
-        found.fields["fp8"] = "te-delayed"
+        found.fields["fp8"] = _RECIPES[named]
+    if keys.text("model.backend.experts") == "te":
+        found.left_out.append(
+            "model.backend.te_fp8 of experts te (narrow copies of what experts multiply)"
+        )
 
 
 def _read_routing(keys: Keys, found: Found) -> None:

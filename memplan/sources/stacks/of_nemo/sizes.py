@@ -28,7 +28,8 @@ TRAY = 4
 
 
 def read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
-    """As many as ``dp_size`` and the degrees make, or as the nodes that the file names have."""
+    """As many as ``dp_size`` and the degrees make, or as the nodes that the file names have; else a node's
+    (``components/launcher/interactive.py``, ``determine_local_world_size(nproc_per_node="gpu")``)."""
     shared = 1
     for field in ("tensor_parallel", "context_parallel", "pipeline_parallel"):
         shared *= degree_of(found, field)
@@ -57,6 +58,11 @@ def read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.fields["num_gpus"] = fewest
         found.notes.append(
             f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
+        )
+    elif keys.values:
+        found.fields["num_gpus"] = on_each
+        found.notes.append(
+            f"{on_each} GPUs, a node's, on each of which its launcher starts a process, unless you say others"
         )
 
 

@@ -8,7 +8,7 @@ mbridge ``core/llm_bridge.py`` (``_build_base_config``); Megatron-core ``transfo
 from memplan.sources.stacks.common.found import Found
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import model_type, num_layers
-from memplan.sources.stacks.megatron import recomputation
+from memplan.sources.stacks.megatron import recomputation, stage_layers
 from memplan.sources.stacks.of_verl.job import reward_share
 from memplan.sources.stacks.of_verl.places import (
     ACTOR,
@@ -127,26 +127,6 @@ def _read_stages(keys: Keys, found: Found) -> None:
             layers, ranks, ends=(ends[0], ends[1]),
             counted=(counts_as_layer[0], counts_as_layer[1]),
         )  # fmt: skip
-
-
-def stage_layers(
-    layers: int, stages: int, *, ends: tuple[int | None, int | None], counted: tuple[bool, bool]
-) -> tuple[int, ...]:  # fmt: skip
-    """Layers of each stage, in order (``get_num_layers_to_build``): those of the ends as said, or one less where the
-    embedding or the loss counts as a layer; the others share evenly.
-
-    >>> stage_layers(61, 16, ends=(3, 2), counted=(False, False))
-    (3, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 2)
-    >>> stage_layers(30, 4, ends=(None, None), counted=(True, True))
-    (7, 8, 8, 7)
-    """
-    given = [each for each in ends if each is not None]
-    between = stages - len(given)
-    each = (layers + sum(counted) - sum(given)) // max(1, between)
-    counts = [each] * stages
-    for place, end, less in zip((0, -1), ends, counted, strict=True):
-        counts[place] = end if end is not None else each - less
-    return tuple(counts)
 
 
 def _read_fusions(keys: Keys, found: Found) -> None:

@@ -1,0 +1,225 @@
+"""What classes of sound write out alike: convolutions of a signal, norms of their weights, what masks time."""
+
+from collections.abc import Iterator
+
+from memplan.classes.sounds.base import begin
+from memplan.dtypes import DType
+from memplan.families.towers.layers import tower_activation
+from memplan.families.towers.sizes import at_least_one, each_stage
+from memplan.fast_dataclass import replace
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
+from memplan.graph.modules.convolutions import Conv1d
+from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.grids import GroupNorm
+from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.layer_list import LayerList, LayerRun
+from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.module import Module, Weight
+from memplan.model.config import ConfigReader
+from memplan.model.networks import Activation
+from memplan.model.parameters import LayerBlock, ModelPart
+
+MASK_PROBABILITY = 0.05
+"""Of a stretch of time, in every class of the family; a model that masks owns a mask embedding."""
+
+
+def read_in_rows(x: Handle) -> Handle:
+    """What the next segment reads, whose gradient comes in rows from there, however this lies."""
+    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
+
+
+def gated_halves(x: Handle, dim: int = 1) -> Handle:
+    """``torch.nn.functional.glu``: half of the channels times the sigmoid of the other half; keeps all."""
+    shape = list(x.shape)
+    shape[dim] //= 2
+    made = empty(x.run, tuple(shape), x.dtype)
+    x.run.record(
+        OperationKind.GLU, (x.record,), (made.record,), saves=(x.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+class Sines(Module):
+    """``Speech2TextSinusoidalPositionalEmbedding``: rows of a buffer, by how many tokens came before that are no padding."""
+
+    offset = 2
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.rows, self.width = rows + self.offset, width
+
+    def forward(self, input_ids: Handle) -> Handle:
+        """Of each sequence."""
+        run, shape = self.run, input_ids.shape
+        position_ids = self.position_ids(input_ids)
+        run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
+        return made_from(
+            OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
+        )
+
+    def position_ids(self, input_ids: Handle) -> Handle:
+        """``create_position_ids_from_input_ids``."""
+        kinds = OperationKind
+        mask = input_ids.apart(kinds.NE, dtype=DType.BOOL).apart(kinds.TO, dtype=DType.INT32)
+        numbers = mask.apart(kinds.TO, dtype=DType.INT64).apart(kinds.CUMSUM)
+        numbers = numbers.apart(kinds.TO, dtype=DType.INT32)
+        numbers = numbers.apart(kinds.ADD).apart(kinds.MUL, mask)
+        return numbers.apart(kinds.TO, dtype=DType.INT64).apart(kinds.ADD)
+
+
+class GLU(Module):
+    """``torch.nn.GLU(dim=1)``."""
+
+    def forward(self, x: Handle) -> Handle:
+        return gated_halves(x)
+
+
+class FeedForward(Module):
+    """``Wav2Vec2FeedForward``."""
+
+    block = LayerBlock.NETWORK
+
+    def __init__(
+        self, size: int, inner: int, kind: Activation, inner_dropout: float, dropout: float
+    ) -> None:
+        self.intermediate_dropout = Dropout(inner_dropout)
+        self.intermediate_dense = Linear(size, inner, bias=True)
+        self.intermediate_act_fn = ActivationModule(kind)
+        self.output_dense = Linear(inner, size, bias=True)
+        self.output_dropout = Dropout(dropout)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        hidden_states = self.intermediate_dense(hidden_states)
+        hidden_states = self.intermediate_act_fn(hidden_states)
+        hidden_states = self.intermediate_dropout(hidden_states)
+        hidden_states = self.output_dense(hidden_states)
+        hidden_states = self.output_dropout(hidden_states)
+        return hidden_states
+
+
+class SignalConvolution(Module):
+    """``Wav2Vec2NoLayerNormConvLayer``, or that with a norm of each channel, or of all channels."""
+
+    def __init__(self, config: ConfigReader, *sizes: int, stride: int, norm: str) -> None:
+        self.norm, channels = norm, sizes[1]
+        self.conv = Conv1d(*sizes, stride=stride, bias=config.flag("conv_bias"))
+        if norm == "layer":
+            self.layer_norm: Module = LayerNorm(channels)
+        self.activation = ActivationModule(tower_activation(config, "feat_extract_activation"))
+        if norm == "group":
+            self.layer_norm = GroupNorm(channels, channels)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        hidden_states = self.conv(hidden_states)
+        if self.norm == "group":
+            hidden_states = self.layer_norm(hidden_states)
+        elif self.norm:
+            hidden_states = hidden_states.transpose(-2, -1)
+            hidden_states = self.layer_norm(hidden_states)
+            hidden_states = hidden_states.transpose(-2, -1)
+        hidden_states = self.activation(hidden_states)
+        return hidden_states
+
+
+class FeatureEncoder(Module):
+    """``Wav2Vec2FeatureEncoder``: convolutions of a signal, each of which checkpointing recomputes."""
+
+    def __init__(self, config: ConfigReader, *, norms_all: bool = False, stack: str = "") -> None:
+        channels = at_least_one(config, "conv_dim")
+        kernels = each_stage(config, "conv_kernel", len(channels))
+        strides = each_stage(config, "conv_stride", len(channels))
+        norm = "layer" if norms_all else config.text("feat_extract_norm", default="group")
+        config.choice("feat_extract_norm", norm, ("group", "layer"))
+        self.stack = stack
+        before, self.channels, self.count = 1, channels[-1], len(channels)
+        for index, sizes in enumerate(zip(channels, kernels, strict=True)):
+            own = "" if index and norm == "group" else norm
+            made = SignalConvolution(config, before, *sizes, stride=strides[index], norm=own)
+            setattr(self, f"conv_layers.{index}", made)
+            before = channels[index]
+
+    def begin(self, index: int, x: Handle | None) -> None:
+        """The segment of a convolution begins."""
+        again = self.run.options.checkpointed_layers == 1.0
+        name = f"{self.stack}feature_extractor.{index}"
+        begin(self, name, ModelPart.OTHER, x, checkpointed=again)
+
+    def forward(self, hidden_states: Handle) -> Handle:
+        run = self.run
+        if not (run.options.without_gradients or run.frozen):
+            hidden_states.record.requires_grad = True
+        for index, conv_layer in enumerate(self.children.values()):
+            if index:
+                self.begin(index, hidden_states)
+            hidden_states = conv_layer(hidden_states)
+            if index < self.count - 1:
+                hidden_states = read_in_rows(hidden_states)
+        return hidden_states
+
+
+class WeightNorm(Module):
+    """``torch.nn.utils.parametrizations.weight_norm`` over taps: a direction times a length for each."""
+
+    def __init__(self, *shape: int) -> None:
+        self.original0, self.original1 = Weight(1, 1, shape[-1]), Weight(*shape)
+
+    def forward(self) -> Handle:
+        run = self.run
+        length, direction = self.parameter(self.original0), self.parameter(self.original1)
+        made = empty(run, self.original1.shape, direction.dtype)
+        norms = run.tensor(length.numel, DType.FP32)
+        run.record(
+            OperationKind.DIV, (direction, length), (made.record, norms),
+            saves=(direction, length, norms), gradients=(Gradient.FRESH, Gradient.FRESH),
+        )  # fmt: skip
+        return made
+
+
+class WeightNormConv1d(Conv1d):
+    """``torch.nn.Conv1d`` with a weight of a norm and a direction."""
+
+    def add_weight(self, *shape: int) -> None:
+        """Declare both."""
+        self.weight_norm = WeightNorm(*shape)
+        self.children["parametrizations.weight"] = self.children.pop("weight_norm")
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel, behind what its weight is made by."""
+        weight = self.weight_norm()
+        return self.convolved(x, weight.record)
+
+
+def overwrite_masked(module: Module, vector: Weight, x: Handle) -> Handle:
+    """``x[mask] = vector``: keeps the mask."""
+    run, weight = x.run, module.parameter(vector)
+    mask = made_by(run, OperationKind.MASK, x.shape[:2], DType.BOOL)
+    made = run.view(x.record, x.numel)
+    run.record(
+        OperationKind.MASKED_FILL_IN_PLACE, (x.record, weight), (made,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, x.record.storage.num_bytes),
+    )  # fmt: skip
+    return Handle(run, made, x.shape)
+
+
+class OutsideCheckpoints(LayerList):
+    """Layers that checkpointing does not reach."""
+
+    def runs(self) -> Iterator[LayerRun]:
+        """As the list is frozen alone."""
+        for each in super().runs():
+            yield replace(each, checkpointed=False)
+
+
+def masks(config: ConfigReader) -> bool:
+    """Whether the model owns an embedding for masked stretches."""
+    in_time = config.number("mask_time_prob", default=MASK_PROBABILITY)
+    return in_time > 0 or config.number("mask_feature_prob") > 0
+
+
+def masks_time(config: ConfigReader) -> bool:
+    """Whether stretches of time are masked in training."""
+    probability = config.number("mask_time_prob", default=MASK_PROBABILITY)
+    return config.flag("apply_spec_augment", default=True) and probability > 0

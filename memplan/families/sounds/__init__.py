@@ -1,1 +1,0 @@
-"""Models of sound: speech in, words out, or the other way round; codecs."""

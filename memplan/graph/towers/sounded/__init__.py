@@ -1,1 +1,0 @@
-"""Sound on the tape: signals, Conformers, decoders of transcripts."""
