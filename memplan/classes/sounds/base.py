@@ -50,7 +50,8 @@ class SoundModel(Base):
     def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[SoundTask]":
         """That which ``architectures`` name or the task means."""
         ending = cls.ending(config, model.family, model.task)
-        return {BARE: SoundStates, **cls.endings}[ending]
+        named: dict[str, type[SoundTask]] = {BARE: SoundStates, **cls.endings}
+        return named[ending]
 
     @classmethod
     def ending(cls, config: ConfigReader, family: str, task: TaskKind | None) -> str:
