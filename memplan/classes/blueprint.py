@@ -125,11 +125,11 @@ def blueprint_of(
 
 def blueprint_from(reader: ConfigReader, family: str) -> ClassBlueprint:
     """The class that the config of a reader is of."""
-    begin = f"{reader.model_type}."
     named = reader.all_defaults  # of which a row is parsed when it is looked up
+    read = {name for part in reader.log.parts.values() for name in part.model_types}
     kinds = base_class(family).part_types
-    own = {*kinds, family} if kinds else ()
-    parts = {name: named[name] for name in named if name.startswith(begin) or name in own}
+    own = {*kinds, family} if kinds else set()
+    parts = {name: named[name] for name in sorted(read | own) if name in named}
     row = {"defaults": reader.defaults, "renamed": reader.renamed, "parts": parts}
     return ClassBlueprint(family, reader.config, row, source=reader.source)
 

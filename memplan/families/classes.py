@@ -8,7 +8,6 @@ from memplan.families.request import ReadRequest, task_named
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.compared.pooling import ClassifierBody, TowerPooling
 
 BARE = "Model"
 """The ending of a class that only makes hidden states."""
@@ -77,27 +76,6 @@ def chosen_ending(reader: ConfigReader, request: ReadRequest, endings: tuple[str
         f"those known end in {', '.join(endings)}"
     )
     raise ConfigError(msg)
-
-
-def classifier(
-    table: ParameterTable,
-    name: str,
-    size: int,
-    num_labels: int,
-    *,
-    pooling: TowerPooling | None = None,
-    known: bool = False,
-) -> None:
-    """A linear layer to the classes, where there are any.
-
-    ``pooling`` says what of the tokens it reads; ``known`` that it reads the vector that is there.
-    """
-    body = None
-    if pooling is not None or known:
-        body = ClassifierBody(modules=((name, size, num_labels),), pooling=pooling)
-    if num_labels:
-        with table.block("head", body=body):
-            table.linear(name, size, num_labels)
 
 
 def dispatch(

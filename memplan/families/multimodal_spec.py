@@ -36,7 +36,7 @@ class Whole:
     ) -> Part:
         """A nested config; ``model_type`` and ``fills`` as in ``PartSpec``."""
         spec = PartSpec(key=key, model_type=model_type, fills=fills or {})
-        return read_part(self.reader, self.request, spec)
+        return read_part(self.reader, spec)
 
     def has(self, key: str) -> bool:
         """Whether the config has the nested part at all."""

@@ -5,7 +5,6 @@ from dataclasses import field
 from types import MappingProxyType
 
 from memplan.errors import ConfigError
-from memplan.families.request import ReadRequest
 from memplan.fast_dataclass import dataclass
 from memplan.model.config import ConfigReader
 from memplan.model.read_log import DefaultRead, Retyped
@@ -44,15 +43,15 @@ class Part:
     reader: ConfigReader
 
 
-def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Part:
+def read_part(reader: ConfigReader, spec: PartSpec) -> Part:
     """Make a reader for a nested config.
 
     The outer class of transformers either has one class for the part, whatever the part's own
     ``model_type`` says, or lets that decide. Raises ``ConfigError`` for a part that is no object.
     """
     found = reader.mapping(spec.key)
-    model_type = _type_of_part(reader, request, spec, found)
-    defaults, renamed = class_row(request, model_type)
+    model_type = _type_of_part(reader, spec, found)
+    defaults, renamed = class_row(reader, model_type)
     config = found
     if config is None:
         config = reader.config if spec.flat else spec.fills
@@ -82,7 +81,6 @@ def read_part(reader: ConfigReader, request: ReadRequest, spec: PartSpec) -> Par
 
 def _type_of_part(
     reader: ConfigReader,
-    request: ReadRequest,
     spec: PartSpec,
     found: Mapping[str, object] | None,
 ) -> str:
@@ -92,8 +90,8 @@ def _type_of_part(
         error = reader.fail(f"{spec.key}.model_type", f"expected a name, got {own!r:.60}")
         raise error
     own = FORMER_NAMES.get(str(own), own)
-    model_type = _fixed_type(request, spec.key) or own or spec.model_type
-    if own and own not in {model_type, request.model_type}:
+    model_type = _fixed_type(reader, spec.key) or own or spec.model_type
+    if own and own not in {model_type, reader.model_type}:
         path = f"{reader.path}{spec.key}."
         reader.log.retyped.append(Retyped(path=path, given=own, model_type=model_type))
     if not model_type:
@@ -103,10 +101,10 @@ def _type_of_part(
 
 
 def class_row(
-    request: ReadRequest, model_type: str
+    reader: ConfigReader, model_type: str
 ) -> tuple[Mapping[str, object], Mapping[str, str]]:
     """A class's defaults, and what it calls keys by their common names."""
-    row = request.all_defaults.get(model_type, EMPTY)
+    row = reader.all_defaults.get(model_type, EMPTY)
     defaults, renamed = row.get("defaults"), row.get("renamed")
     names = renamed if isinstance(renamed, Mapping) else EMPTY
     return (
@@ -115,11 +113,25 @@ def class_row(
     )
 
 
-def _fixed_type(request: ReadRequest, key: str) -> str:
+def _fixed_type(reader: ConfigReader, key: str) -> str:
     """The class that the outer class always makes for a part; empty where the part decides."""
-    parts = request.all_defaults.get(request.model_type, EMPTY).get("parts")
+    parts = reader.all_defaults.get(reader.model_type, EMPTY).get("parts")
     found = parts.get(key) if isinstance(parts, Mapping) else None
     return found if isinstance(found, str) else ""
+
+
+def towers(reader: ConfigReader, family: str) -> tuple[ConfigReader, ConfigReader]:
+    """Readers of the text tower's config and of the vision tower's.
+
+    Where a config still has ``text_config_dict`` or ``vision_config_dict``, that one is taken
+    (``CLIPConfig.__post_init__`` of transformers 5.23).
+    """
+    found = []
+    for part in ("text", "vision"):
+        key = f"{part}_config_dict" if reader.has(f"{part}_config_dict") else f"{part}_config"
+        spec = PartSpec(key=key, model_type=f"{family}_{part}_model")
+        found.append(read_part(reader, spec).reader)
+    return found[0], found[1]
 
 
 def same_class(reader: ConfigReader, config: Mapping[str, object]) -> ConfigReader:

@@ -119,14 +119,23 @@ class ParameterBlock:
     @property
     def owner(self) -> str:
         """The part of a model that people freeze as a whole and that it is of; empty: none."""
-        first = self.name.partition(".")[0]
-        return next((part for begins, part in _OWNERS if first.startswith(begins)), "")
+        return owner_of(self.name)
 
     @property
     def beside(self) -> str:
         """The tower or projector beside the language model that it is of; empty where it is none."""
         first = self.name.partition(".")[0]
         return first if first.endswith(("_tower", "_projector")) or first in _BESIDE else ""
+
+
+def owner_of(name: str) -> str:
+    """The part of a model that people freeze as a whole and that a segment is of; empty: none.
+
+    >>> owner_of("vision_model.layers"), owner_of("layers")
+    ('vision_tower', '')
+    """
+    first = name.partition(".")[0]
+    return next((part for begins, part in _OWNERS if first.startswith(begins)), "")
 
 
 _ENDINGS = (

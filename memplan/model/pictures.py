@@ -10,11 +10,16 @@ class PictureSpec:
     """Pictures as the batch brings them, and what else others ask of a model of them; its class says the rest."""
 
     channels: int
+    """0: it reads texts alone."""
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
     fixed: bool = False
     """The class takes no others."""
+    casts: bool = False
+    """The class casts them itself, so that they come in fp32."""
     num_layers: int = 0
     """Of all its lists."""
     stacks: tuple[str, ...] = ()
     """Parts that can be frozen whole."""
+    meant: str = ""
+    """The step that is meant where the task's class leaves it open, or has no loss of its own."""

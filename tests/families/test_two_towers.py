@@ -227,10 +227,22 @@ def test_clip_projects_pictures_before_it_reads_texts_and_altclip_behind() -> No
 
 
 def test_clip_cuts_queries_and_values_into_heads_once_all_three_are_there() -> None:
-    """Backward copies values' and queries' gradients first; keys' are a view until their matrix takes them."""
+    """Backward copies values' and queries' gradients first; that of keys is a view until their matrix takes it."""
     order = _backward_of_step_0("clip", "CLIPModel")
     last = [each for each in order if each.startswith("text_model.encoder.layers.11:")]
     views = [n for n, each in enumerate(last) if each.endswith("backward of view")]
     matrices = [n for n, each in enumerate(last) if "self_attn.v_proj" in each]
-    assert len(views) == 3
-    assert views[1] < matrices[0] < views[2]
+    assert len(views) == 2
+    assert views[1] < matrices[0]
+
+
+@pytest.mark.parametrize("model_type", ["align", "groupvit", "owlv2", "xclip"])
+def test_what_has_no_class_for_labels_of_pictures_is_told_which_it_has(model_type: str) -> None:
+    with pytest.raises(ConfigError, match=r"those known end in Model(, ForObjectDetection)?$"):
+        counts(model_type, "XForImageClassification", {})
+
+
+def test_aligns_loss_keeps_which_labels_are_left_out_and_how_many_are_not() -> None:
+    """Labels are smoothed: of both losses a mask and a number stay until backward."""
+    order = _backward_of_step_0("align", "AlignModel")
+    assert sum("masked_fill" in each for each in order if each.startswith("head")) == 2

@@ -32,7 +32,7 @@ def uses(*more: Any, maker: OperationKind = OperationKind.ADD) -> tuple[Any, Any
     view = operation(OperationKind.VIEW, (SUM,), VIEW)
     made = operation(maker, (SOURCE, "other"), SUM)
     read = operation(OperationKind.CLONE, (VIEW,), END)
-    segment: Any = SimpleNamespace(operations=[made, view, read, *more])
+    segment: Any = SimpleNamespace(operations=[made, view, read, *more], input=SOURCE)
     return _Uses(segment), view
 
 
@@ -71,11 +71,17 @@ def test_what_is_handed_on_behind_a_view_is_added_up_where_others_read_it(
     assert found.is_added_behind(view) == is_added
 
 
+def test_a_view_of_what_an_earlier_segment_made_may_be_added_to() -> None:
+    view = operation(OperationKind.VIEW, (SOURCE,), VIEW)
+    segment: Any = SimpleNamespace(operations=[view], input=SOURCE)
+    assert _Uses(segment).is_added_to(view)
+
+
 def test_a_segment_is_gone_through_once_for_all_its_views() -> None:
     views = [operation(OperationKind.VIEW, (f"made {n}",), f"seen {n}") for n in range(50)]
     made = [operation(OperationKind.ADD, ("x", "y"), f"made {n}") for n in range(50)]
     operations = Counted([*made, *views])
-    segment: Any = SimpleNamespace(operations=operations)
+    segment: Any = SimpleNamespace(operations=operations, input="x")
     found = _Uses(segment)
     assert all(found.is_added_to(each) and found.is_added_behind(each) for each in views)
     assert operations.turns == 1

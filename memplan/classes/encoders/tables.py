@@ -76,7 +76,7 @@ class Embeddings(TableParts):
         """A buffer's, of one sequence for all."""
         return None
 
-    def token_type_ids(self, batch: int, length: int) -> Handle:  # noqa: ARG002
+    def token_type_ids(self, batch: int, length: int) -> Handle | None:  # noqa: ARG002
         """``torch.gather`` of a buffer of zeros."""
         return counted_ids(self, 1, length)
 

@@ -24,7 +24,7 @@ from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import from_batch, sensed
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
 
 if TYPE_CHECKING:
@@ -40,14 +40,28 @@ class PictureModel(Base):
 
     speaks = classifies = classifies_tokens = False
     picture: PictureSpec
+    casts = False
+    """It casts its pictures itself."""
     width: int
     """Of what it gives."""
+    tower = ""
+    """How the name of its first segment begins, where it has several towers or is one."""
+    vocab = 0
+    """Rows of its token table, where it reads texts too."""
+    tied = False
+    """The output matrix of a class that scores its tokens is that table."""
     context = 1
     """What its layers see of one sample: patches; 1 where there is no sequence."""
+    eager_only = False
+    """Its attention is written out, whatever is asked for."""
     recomputes = False
     """The class can checkpoint its activations."""
     endings: ClassVar[dict[str, "type[PictureTask]"]]
     """The classes of its tasks by their endings, the usual one first."""
+    stands_alone = True
+    """It has a class without a task."""
+    bare: ClassVar["type[PictureTask] | None"] = None
+    """Its class without a task, where that has more than the base model."""
     reads_pooled = True
     """Somebody reads the vector that it returns beside its hidden states."""
 
@@ -55,14 +69,14 @@ class PictureModel(Base):
     def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[PictureTask]":
         """That which ``architectures`` name or the task means."""
         if model.task is TaskKind.BASE:
-            return PictureStates
+            return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False
 
-    def pixels_shape(self) -> tuple[int, int, int, int]:
+    def pixels_shape(self) -> tuple[int, ...]:
         """Of the batch's pictures."""
         options, kind = self.run.options, self.picture
         return (
@@ -72,11 +86,19 @@ class PictureModel(Base):
     def pixels(self) -> Handle:
         """The batch's pictures."""
         shape = self.pixels_shape()
-        return Handle(self.run, sensed(self.run, prod(shape)), shape)
+        given = sensed(self.run, prod(shape), casts=self.picture.casts)
+        return Handle(self.run, given, shape)
+
+    def inputs(self) -> Handle:
+        """What it is called with."""
+        return self.pixels()
 
     def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
         """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
-        begin(self, "head", ModelPart.HEAD, hidden_states)
+        name, part = (
+            (f"{self.tower}.pooler", ModelPart.OTHER) if self.tower else ("head", ModelPart.HEAD)
+        )
+        begin(self, name, part, hidden_states)
         return nullcontext() if self.reads_pooled else UnreadGraph(self.run)
 
     @property
@@ -92,16 +114,17 @@ class PictureModel(Base):
             each.before, each.depth = before, total
             before += len(each.kinds)
         return PictureSpec(
-            channels=channels, image=(image[0], image[-1]), fixed=fixed, num_layers=total,
+            channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
+            num_layers=total,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 
 
 def _frozen_parts(lists: list[LayerList]) -> Iterator[str]:
     for each in lists:
-        first = each.segment_name.partition(".")[0]
-        if first in ("encoder", "decoder"):
-            yield first
+        owner = owner_of(each.segment_name)
+        if owner:
+            yield owner
 
 
 class PictureTask(Task):
@@ -109,13 +132,24 @@ class PictureTask(Task):
 
     pooled = False
     """It reads the vector that the base model returns beside its hidden states."""
+    meant = ""
+    """The step that is meant where the class leaves it open, or has no loss of its own."""
+    drops: ClassVar[tuple[str, ...]] = ()
+    """Modules of the base model that it is made without."""
     begins_head = True
     """Its own segment begins as soon as the base model has returned."""
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
         self.model.reads_pooled = self.pooled
+        for name in self.drops:
+            self.model.children.pop(name, None)
+            self.model.weights.pop(name, None)
         self.add_head(config)
+
+    def begin(self) -> None:
+        """The first segment begins: of the tower that is run first, where there are several."""
+        begin_tower(self, self.model.tower)
 
     @property
     def model(self) -> PictureModel:
@@ -135,7 +169,7 @@ class PictureTask(Task):
             return
         run = self.run
         run.enter(BASE_MODEL)
-        outputs = self.base(self.model.pixels())
+        outputs = self.base(self.model.inputs())
         if self.begins_head and run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs[-1])
         run.leave(BASE_MODEL)
@@ -168,7 +202,12 @@ class ImageClassification(PictureTask):
         """The classifier, where there are classes."""
         del config
         if self.spec.num_labels:
-            self.classifier = Linear(self.model.width, self.spec.num_labels, bias=True)
+            self.classifier = Linear(self.num_inputs, self.spec.num_labels, bias=True)
+
+    @property
+    def num_inputs(self) -> int:
+        """Numbers of the vector that it reads."""
+        return self.model.width
 
     def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
         """What the classifier reads."""
@@ -191,6 +230,15 @@ class ImageClassification(PictureTask):
         return cross_entropy(self.run, logits.record, labels)
 
 
+class FirstToken(ImageClassification):
+    """The vector is that of the first token."""
+
+    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
+        """That one."""
+        del others
+        return last_hidden_state.select(1)
+
+
 class PooledClassification(ImageClassification):
     """The vector is the one that the base model makes of all tokens."""
 
@@ -208,6 +256,12 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     module.run.start(name, x.record, part=part, frozen=frozen)
 
 
+def begin_tower(module: Module, tower: str) -> None:
+    """The first segment of a model begins, or of one of its towers."""
+    name, frozen = f"{tower}.embed".lstrip("."), module.is_frozen(ModelPart.EMBEDDING, tower)
+    module.run.start(name, None, part=ModelPart.EMBEDDING, frozen=frozen)
+
+
 def ending_of(
     base: type[PictureModel], config: ConfigReader, family: str, task: TaskKind | None
 ) -> str:
@@ -219,7 +273,8 @@ def ending_of(
         name=family, model_type=family, task=task, num_labels=None, all_defaults={}
     )
     usual, *others = base.endings
-    return chosen_ending(config, request, (usual, BARE, *others))
+    bare = (BARE,) if base.stands_alone else ()
+    return chosen_ending(config, request, tuple(dict.fromkeys((usual, *bare, *others))))
 
 
 def declare_all(task: Task) -> Tensor:
@@ -241,9 +296,10 @@ def declare_all(task: Task) -> Tensor:
             layer = layers.made[turn.kind]
             made = _counted(task, [layer, *_all(layer)])
     head = [each for name, each in task.children.items() if name != task.prefix]
-    if head:
+    if head or task.weights:
         run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
-        made = _counted(task, [inner for each in head for inner in (each, *_all(each))])
+        own = [inner for each in head for inner in (each, *_all(each))]
+        made = _counted(task, [task, *own])
     return made
 
 

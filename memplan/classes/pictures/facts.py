@@ -4,6 +4,7 @@ from memplan.classes.blueprint import blueprint_from
 from memplan.classes.pictures.base import PictureModel, ending_of
 from memplan.families.classes import BARE
 from memplan.families.request import ReadRequest, checkpoint_dtype, task_named
+from memplan.fast_dataclass import replace
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.spec import ModelSpec, Task
@@ -21,20 +22,20 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         name=request.name,
         family=family,
         task=task,
-        vocab_size=0,
+        vocab_size=base.vocab,
         hidden_size=base.width,
         context_length=base.context,
         stacks=(),
-        head=HeadSpec(tied=False),
+        head=HeadSpec(tied=base.tied),
         num_labels=request.labels(reader),
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
+        eager_attention_only=base.eager_only,
         picture=base.picture,
         activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
         blueprint=blueprint_from(reader, family),
         source=reader.source,
     )
-    kind.named_task(reader, model)(
-        reader, model, kind
-    )  # it refuses what its head cannot be made from
-    return model
+    named = kind.named_task(reader, model)
+    named(reader, model, kind)  # it refuses what its head cannot be made from
+    return replace(model, picture=replace(base.picture, meant=named.meant))

@@ -24,6 +24,17 @@ class InOrder(Module):
         return x
 
 
+class Stages(InOrder):
+    """The same, of stages; what each was given is collected where somebody reads it."""
+
+    def forward(self, x: Handle, collected: list[Handle] | None = None) -> Handle:
+        for stage_module in self.children.values():
+            if collected is not None:
+                collected.append(x)
+            x = stage_module(x)
+        return x
+
+
 class Projected(Module):
     """Attention, which the class calls by a name of its own, and the layer behind it."""
 

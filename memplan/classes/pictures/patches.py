@@ -95,9 +95,12 @@ class StagedEncoder(Module):
 class MaskedImageModeling(PictureTask):
     """Patches that are hidden are drawn again: which ones, and so all that is computed, is not written down."""
 
+    size_key = "embed_dim"
+    """Of the vectors that patches become."""
+
     def add_head(self, config: ConfigReader) -> None:
         """The convolution that draws, and what stands for hidden patches."""
-        size, pixels = config.integer("embed_dim"), config.integer("encoder_stride") ** 2
+        size, pixels = config.integer(self.size_key), config.integer("encoder_stride") ** 2
         outputs = pixels * config.integer("num_channels")
         setattr(self, "decoder.0", Conv2d(self.model.width, outputs, 1))
         self.model.children["embeddings"].mask_token = Weight(1, 1, size)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memplan.classes.pictures.base import (
     IMAGES,
-    ImageClassification,
+    FirstToken,
     PictureModel,
     PictureTask,
     begin,
@@ -251,16 +251,9 @@ class PvtEncoder(Encoder):
         return hidden_states
 
 
-class PvtForImageClassification(ImageClassification):
-    def vector(self, last_hidden_state: Handle, *others: Handle) -> Handle:
-        """The first token."""
-        del others
-        return last_hidden_state.select(1)
-
-
 class PvtModel(PictureModel):
     prefix = "pvt"
-    endings: ClassVar[dict[str, type[PictureTask]]] = {IMAGES: PvtForImageClassification}
+    endings: ClassVar[dict[str, type[PictureTask]]] = {IMAGES: FirstToken}
 
     def __init__(self, config: ConfigReader) -> None:
         self.encoder = PvtEncoder(config)

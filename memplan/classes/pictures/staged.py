@@ -1,12 +1,12 @@
-"""RegNet and BiT: residual stages of convolutions.
+"""RegNet, ResNet and BiT: residual stages of convolutions.
 
-(transformers 5.23, models/regnet/modeling_regnet.py, models/bit/modeling_bit.py)
+(transformers 5.23, modeling_*.py of models/regnet, models/resnet and models/bit)
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import ClassVar
 
+from memplan.classes.pictures.backbones import Backbone
 from memplan.classes.pictures.base import (
     IMAGES,
     PICTURE,
@@ -15,7 +15,7 @@ from memplan.classes.pictures.base import (
     PooledClassification,
     begin,
 )
-from memplan.classes.pictures.parts import InOrder, drop_paths
+from memplan.classes.pictures.parts import InOrder, Stages, drop_paths
 from memplan.dtypes import DType
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import at_least_one, each_stage, ratio
@@ -43,7 +43,7 @@ STRIDE_OF_STEM = 4
 """How much smaller a picture is behind BiT's stem (``BitEncoder``)."""
 
 
-class StagedEncoder(InOrder):
+class StagedEncoder(Stages):
     """Stages of layers, whose first one changes the width."""
 
     def add_stage(self, index: int, depth: int, make: Callable[[int], Module]) -> None:
@@ -84,7 +84,7 @@ class StagedModel(PictureModel):
     encoder: StagedEncoder
     norm: Module
 
-    def forward(self, pixel_values: Handle) -> tuple[Handle, Handle]:
+    def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         embedding_output = self.embedder(pixel_values)
         last_hidden_state = self.encoder(embedding_output)
         if "norm" in self.children:
@@ -129,22 +129,14 @@ class RegNetSELayer(Module):
         return hidden_state
 
 
-class RegNetLayer(Module):
-    """Its convolutions are grouped; the sum is made in place."""
+class ResidualLayer(Module):
+    """Parts in order, past a shortcut where the width or the stride changes; the sum is made in place."""
 
-    def __init__(self, config: ConfigReader, before: int, after: int, stride: int) -> None:
-        active = tower_activation(config, "hidden_act", default="relu")
-        groups = max(1, after // config.integer("groups_width"))
-        config.divide("hidden_sizes", after, "groups_width", groups)
+    def __init__(
+        self, active: Activation, before: int, after: int, stride: int, parts: list[Module]
+    ) -> None:
         if before != after or stride != 1:
             self.shortcut = conv_layer(before, after, 1, stride=stride)
-        parts: list[Module] = [
-            conv_layer(before, after, 1, active),
-            conv_layer(after, after, 3, active, stride, groups),
-        ]
-        if config.choice("layer_type", config.text("layer_type"), ("x", "y")) == "y":
-            parts.append(RegNetSELayer(after, round(before / 4)))
-        parts.append(conv_layer(after, after, 1))
         self.layer = InOrder(**{f"_{number}": each for number, each in enumerate(parts)})
         self.activation = ActivationModule(active)
 
@@ -159,6 +151,8 @@ class RegNetLayer(Module):
 
 
 class RegNetModel(StagedModel):
+    """Its layers' convolutions are grouped."""
+
     prefix = "regnet"
 
     def __init__(self, config: ConfigReader) -> None:
@@ -166,21 +160,78 @@ class RegNetModel(StagedModel):
         depths = each_stage(config, "depths", len(sizes))
         channels, before = config.integer("num_channels"), config.integer("embedding_size")
         active = tower_activation(config, "hidden_act", default="relu")
-        self.width = sizes[-1]
-        self.embedder = InOrder(embedder=conv_layer(channels, before, 3, active, 2))
+        self.width, self.channels = sizes[-1], [before, *sizes]
+        self.embedder = self.stem(channels, before, active)
         self.encoder = StagedEncoder()
         for index, (after, depth) in enumerate(zip(sizes, depths, strict=True)):
             stride = 2 if index or config.flag("downsample_in_first_stage") else 1
-            steps = [(before, after, stride), (after, after, 1)]
-            self.encoder.add_stage(index, depth, partial(_regnet_layer, config, steps))
+            steps = (before, after, stride), (after, after, 1)
+
+            def layer(number: int, steps: tuple[tuple[int, int, int], ...] = steps) -> Module:
+                parts = self.parts(config, active, *steps[number])
+                return ResidualLayer(active, *steps[number], parts)
+
+            self.encoder.add_stage(index, depth, layer)
             before = after
         self.picture = self.described(PICTURE, channels=channels)
 
+    def stem(self, channels: int, size: int, active: Activation) -> InOrder:
+        """What halves the picture first."""
+        return InOrder(embedder=conv_layer(channels, size, 3, active, 2))
 
-def _regnet_layer(
-    config: ConfigReader, steps: list[tuple[int, int, int]], number: int
-) -> RegNetLayer:
-    return RegNetLayer(config, *steps[number])
+    def parts(
+        self, config: ConfigReader, active: Activation, before: int, after: int, stride: int
+    ) -> list[Module]:
+        """``RegNetXLayer``, or with squeeze and excitation ``RegNetYLayer``."""
+        groups = max(1, after // config.integer("groups_width"))
+        config.divide("hidden_sizes", after, "groups_width", groups)
+        parts: list[Module] = [
+            conv_layer(before, after, 1, active),
+            conv_layer(after, after, 3, active, stride, groups),
+        ]
+        if config.choice("layer_type", config.text("layer_type"), ("x", "y")) == "y":
+            parts.append(RegNetSELayer(after, round(before / 4)))
+        return [*parts, conv_layer(after, after, 1)]
+
+
+class MaxPool2d(Module):
+    """``torch.nn.MaxPool2d(kernel_size=3, stride=2, padding=1)``."""
+
+    def forward(self, x: Handle) -> Handle:
+        return max_pool2d(x, 3, 2, padding=1)
+
+
+class ResNetModel(RegNetModel):
+    """Its layers' own nonlinearities are ReLU, whatever that behind the sum is."""
+
+    prefix = "resnet"
+
+    def stem(self, channels: int, size: int, active: Activation) -> InOrder:
+        """A wide convolution, and the greatest of each window."""
+        return InOrder(embedder=conv_layer(channels, size, 7, active, 2), pooler=MaxPool2d())
+
+    def parts(
+        self, config: ConfigReader, active: Activation, before: int, after: int, stride: int
+    ) -> list[Module]:
+        """``ResNetBasicLayer``, or ``ResNetBottleNeckLayer``, four times as narrow inside."""
+        del active
+        relu, narrow = Activation.RELU, after // 4
+        if config.text("layer_type", default="bottleneck") != "bottleneck":
+            return [conv_layer(before, after, 3, relu, stride), conv_layer(after, after, 3)]
+        early = config.flag("downsample_in_bottleneck")
+        return [
+            conv_layer(before, narrow, 1, relu, stride if early else 1),
+            conv_layer(narrow, narrow, 3, relu, 1 if early else stride),
+            conv_layer(narrow, after, 1),
+        ]
+
+
+class ResNetBackbone(Backbone, ResNetModel):
+    def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
+        embedding_output = self.embedder(pixel_values)
+        hidden_states: list[Handle] = []
+        hidden_states.append(self.encoder(embedding_output, hidden_states))
+        return self.feature_maps(dict(enumerate(hidden_states)))
 
 
 class WeightStandardizedConv2d(Conv2d):

@@ -13,7 +13,6 @@ from memplan.classes.sounds.codecs import SAMPLING_RATE, CodecStates, MimiModel
 from memplan.classes.sounds.parts import Parts
 from memplan.families.classes import BARE
 from memplan.families.nesting import PartSpec, read_part
-from memplan.families.request import ReadRequest
 from memplan.graph.modules.basic import Conv1D, Embedding, LayerNorm, Linear, RMSNorm
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.grids import GroupNorm
@@ -27,11 +26,7 @@ GENERATION = "ForConditionalGeneration"
 
 def part(config: ConfigReader, key: str, kind: str = "") -> ConfigReader:
     """A nested config, of a class that may be given."""
-    own = config.model_type
-    request = ReadRequest(
-        name=own, model_type=own, task=None, num_labels=None, all_defaults=config.all_defaults
-    )
-    return read_part(config, request, PartSpec(key=key, model_type=kind)).reader
+    return read_part(config, PartSpec(key=key, model_type=kind)).reader
 
 
 class VoiceModel(SoundModel):

@@ -66,7 +66,7 @@ class WavLMAttention(Module):
         gated_hidden_states = hidden_states.view(batch, length, self.num_heads, -1)
         gated_hidden_states = gated_hidden_states.permute(0, 2, 1, 3)
         relative_position_proj = self.gru_rel_pos_linear(gated_hidden_states)
-        relative_position_proj = sum_of_each(relative_position_proj, self.num_heads)
+        relative_position_proj = sum_of_each(relative_position_proj)
         gate_a, gate_b = relative_position_proj.unary(OperationKind.SIGMOID).split(1, 1)
         gate_output = gate_a * (gate_b * self.operand(self.gru_rel_pos_const) + -1.0) + 2.0
         gated_position_bias = gate_output.view(rows, length, 1) * position_bias
@@ -143,10 +143,10 @@ def bucket(relative_positions: Handle) -> Handle:
     return relative_buckets
 
 
-def sum_of_each(proj: Handle, heads: int) -> Handle:
+def sum_of_each(proj: Handle) -> Handle:
     """``proj.view(batch, heads, tokens, *GATES).sum(-1)``."""
-    run, (batch, rows, _) = proj.run, proj.shape
-    shape = batch, heads, rows // heads, GATES[0]
+    run, (batch, heads, rows, _) = proj.run, proj.shape
+    shape = batch, heads, rows, GATES[0]
     made = empty(run, shape, sum_dtype(run, proj.dtype))
     run.record(OperationKind.SUM, (proj.record,), (made.record,), gradients=(Gradient.FRESH,))
     return made

@@ -26,7 +26,7 @@ RETRIEVED = {"colpali": "paligemma", "colqwen2": "qwen2_vl"}
 def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """A base model whose tokens a linear layer makes short vectors of (``ColPaliForRetrieval``)."""
     inside = PartSpec(key="vlm_config", model_type=RETRIEVED[request.model_type])
-    part = read_part(reader, request, inside)
+    part = read_part(reader, inside)
     kind = MULTIMODALS.get(part.model_type)
     if kind is None:
         error = part.reader.fail("model_type", f"{part.model_type!r} is not supported here")
@@ -49,7 +49,7 @@ def _read_retriever(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def _read_omni(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """A thinker, and a talker where ``enable_audio_output`` asks for it."""
-    thinker = read_part(reader, request, PartSpec(key="thinker_config"))
+    thinker = read_part(reader, PartSpec(key="thinker_config"))
     inner = replace(request, model_type=thinker.model_type)
     model = read_whole(thinker.reader, inner, OMNI_THINKER)
     model = replace(model, family=request.model_type)

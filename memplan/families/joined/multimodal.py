@@ -29,7 +29,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> ModelSpec:
     """Read the text model, then what stands beside it."""
-    part = read_part(reader, request, kind.text)
+    part = read_part(reader, kind.text)
     text = read_text(part, request)
     tied = _tied(reader, part, kind, text)
     head = replace(

@@ -9,7 +9,7 @@ from memplan.families.towers.layers import perceptron
 from memplan.families.towers.networks.hgnet import hgnet_sizes, hgnet_tower
 from memplan.families.towers.parts import attention, multi_layer
 from memplan.families.towers.sizes import at_least_one, each_stage, few, pair, ratio
-from memplan.families.towers.vit import VitKind, patch_projection, vit_tower
+from memplan.families.towers.vit import num_patches, patch_projection
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
 from memplan.model.spec import ModelSpec
@@ -20,7 +20,6 @@ BOX = 4
 """Numbers that say where an object is."""
 SPLIT_ABOVE = 512
 """Channels above which upsampling narrows in two steps (``LwDetrSamplingLayer``)."""
-RF_DETR_BACKBONE = VitKind(mask_token=True, scaled=True)
 
 
 def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
@@ -28,8 +27,8 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return dispatch(_READERS, reader, request)
 
 
-def _backbone(reader: ConfigReader, request: ReadRequest, model_type: str) -> Part:
-    part = read_part(reader, request, PartSpec(key="backbone_config", model_type=model_type))
+def _backbone(reader: ConfigReader, model_type: str) -> Part:
+    part = read_part(reader, PartSpec(key="backbone_config", model_type=model_type))
     if part.model_type != model_type:
         raise unknown_part(part, {model_type: None})
     return part
@@ -38,7 +37,7 @@ def _backbone(reader: ConfigReader, request: ReadRequest, model_type: str) -> Pa
 def _light_detr(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """LW-DETR and RF-DETR: groups of queries that only training has more than one of."""
     grouped = request.model_type == "lw_detr"
-    part = _backbone(reader, request, "lw_detr_vit" if grouped else "rf_detr_dinov2")
+    part = _backbone(reader, "lw_detr_vit" if grouped else "rf_detr_dinov2")
     size = reader.integer("d_model")
     labels = request.labels(reader)
 
@@ -47,7 +46,7 @@ def _light_detr(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
             _windowed_vit(table, part.reader)
             _multi_scale_projector(table, reader, part.reader)
         else:
-            vit_tower(table, "backbone", part.reader, RF_DETR_BACKBONE, pooled=False)
+            _dinov2(table, part.reader)
             with table.block("projector"):
                 width = part.reader.integer("hidden_size")
                 _cross_stage(table, reader, width * _num_features(part.reader))
@@ -65,6 +64,33 @@ def _light_detr(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         reader, request, endings, declare,
         hidden_size=size, context_length=reader.integer("num_queries"),
     )  # fmt: skip
+
+
+def _dinov2(table: ParameterTable, reader: ConfigReader) -> None:
+    """DINOv2 with windows (``RfDetrDinov2Backbone``)."""
+    size = reader.integer("hidden_size")
+    inner = int(size * ratio(reader, "mlp_ratio", default=4))
+    with table.block("backbone.embed"):
+        table.parameter("embeddings", "cls_token", 1, 1, size)
+        table.parameter("embeddings", "position_embeddings", 1, num_patches(reader) + 1, size)
+        if reader.flag("use_mask_token", default=True):
+            table.parameter("embeddings", "mask_token", 1, size)
+        patch_projection(table, reader, size)
+    with table.block("backbone.layers", count=reader.layers("num_hidden_layers")):
+        attention(table, "self_attn", size, bias=reader.flag("qkv_bias", default=True))
+        for name in ("norm1", "norm2"):
+            table.norm(name, size)
+        for name in ("layer_scale1", "layer_scale2"):
+            table.parameter(name, "lambda1", size)
+        if reader.flag("use_swiglu_ffn"):
+            narrow = (inner * 2 // 3 + 7) // 8 * 8
+            for name in ("gate_proj", "up_proj"):
+                table.linear(f"mlp.{name}", size, narrow)
+            table.linear("mlp.down_proj", narrow, size)
+        else:
+            perceptron(table, "mlp", size, inner)
+    with table.block("backbone.norm"):
+        table.norm("layernorm", size)
 
 
 def _levels(reader: ConfigReader) -> int:
@@ -204,7 +230,7 @@ def _mask_head(table: ParameterTable, reader: ConfigReader, size: int) -> None:
 
 def _d_fine(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """D-FINE: boxes as distributions that every decoder layer makes finer."""
-    part = _backbone(reader, request, "hgnet_v2")
+    part = _backbone(reader, "hgnet_v2")
     size = reader.integer("d_model")
     labels = request.labels(reader)
 

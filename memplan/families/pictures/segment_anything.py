@@ -46,18 +46,16 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return dispatch(_READERS, reader, request)
 
 
-def _parts(reader: ConfigReader, request: ReadRequest, *keys: str) -> list[ConfigReader]:
+def _parts(reader: ConfigReader, *keys: str) -> list[ConfigReader]:
     """Readers of nested configs; SAM 2's vision part may be of any type, and usually is its own."""
     return [
-        read_part(
-            reader, request, PartSpec(key=f"{key}_config", model_type="sam2_vision_model")
-        ).reader
+        read_part(reader, PartSpec(key=f"{key}_config", model_type="sam2_vision_model")).reader
         for key in keys
     ]
 
 
 def _sam(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
+    vision, prompts, masks = _parts(reader, "vision", "prompt_encoder", "mask_decoder")
 
     def declare(table: ParameterTable, _ending: str) -> None:
         places = PlacesBody(image=pair(vision, "image_size"), patch=pair(vision, "patch_size"))
@@ -206,10 +204,9 @@ def _fine_features(table: ParameterTable, size: int, vision: int) -> None:
 
 def _sam2_video(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     """SAM 2: Hiera, and a memory of earlier frames."""
-    vision, prompts, masks = _parts(reader, request, "vision", "prompt_encoder", "mask_decoder")
-    nested = replace(request, model_type="sam2_vision_model")
+    vision, prompts, masks = _parts(reader, "vision", "prompt_encoder", "mask_decoder")
     backbone = read_part(
-        vision, nested, PartSpec(key="backbone_config", model_type="sam2_hiera_det_model")
+        vision, PartSpec(key="backbone_config", model_type="sam2_hiera_det_model")
     ).reader
 
     def declare(table: ParameterTable, _ending: str) -> None:
@@ -315,7 +312,7 @@ def _formula_net(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
     Its class ties nothing, whatever the flags say (``_tied_weights_keys``).
     """
-    vision, text = _parts(reader, request, "vision", "text")
+    vision, text = _parts(reader, "vision", "text")
     size = text.integer("d_model")
 
     def declare(table: ParameterTable, ending: str) -> None:

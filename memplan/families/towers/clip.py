@@ -1,4 +1,4 @@
-"""CLIP's and SigLIP's towers for texts and images."""
+"""CLIP's and SigLIP's towers for images."""
 
 from dataclasses import replace
 from math import isqrt
@@ -11,43 +11,9 @@ from memplan.families.towers.layers import (
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.compared.pooling import AttentionPoolerBody, PoolerBody, TowerPooling
+from memplan.model.towers.compared.pooling import AttentionPoolerBody, PoolerBody
 from memplan.model.towers.parts import NormBody, SpareBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
-from memplan.model.towers.texts import TokensBody
-
-
-def clip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``CLIPTextModel``: tokens, learned positions, layers, a final norm."""
-    size = reader.integer("hidden_size")
-    _text_layers(table, name, reader, causal=True)
-    found = PoolerBody(pooling=TowerPooling.FOUND, size=size)
-    with table.block(f"{name}.pooled", body=found):
-        pass
-
-
-def _text_layers(table: ParameterTable, name: str, reader: ConfigReader, *, causal: bool) -> None:
-    size, positions = reader.integer("hidden_size"), reader.integer("max_position_embeddings")
-    tokens = TokensBody(
-        size=size, num_positions=positions, tokens="token_embedding",
-        positions="position_embedding", causal=causal,
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=tokens):
-        table.embedding("token_embedding", reader.integer("vocab_size"), size)
-        table.embedding("position_embedding", positions, size)
-    transformer(table, f"{name}.encoder", reader, causal=causal, cuts_together=causal)
-    with table.block(f"{name}.norm", body=NormBody(module="final_layer_norm", size=size)):
-        table.norm("final_layer_norm", size)
-
-
-def siglip_text(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """``SiglipTextModel``: CLIP's with a linear layer on the last token."""
-    _text_layers(table, name, reader, causal=False)
-    size = reader.integer("hidden_size")
-    width = reader.integer("projection_size", default=size)
-    last = PoolerBody(pooling=TowerPooling.LAST, size=size, linear="head", outputs=width)
-    with table.block(f"{name}.pooler", body=last):
-        table.linear("head", size, width)
 
 
 def patches_across(reader: ConfigReader) -> int:
@@ -79,7 +45,7 @@ def clip_vision(
     with table.block(f"{name}.norms", body=NormBody(module="pre_layer_norm", size=size)):
         table.norm("pre_layer_norm", size)
     transformer(table, f"{name}.encoder", reader, cuts_together=True)
-    first = PoolerBody(pooling=TowerPooling.FIRST, size=size, norm="post_layer_norm")
+    first = PoolerBody(size=size, norm="post_layer_norm")
     with table.block(f"{name}.norm", body=first if pooled else SpareBody()):
         table.norm("post_layer_norm", size)
 

@@ -1,7 +1,5 @@
 """Layers that towers share."""
 
-from dataclasses import replace
-
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
@@ -62,29 +60,6 @@ def transformer(
             table.linear(f"self_attn.{projection}", size, size)
         table.norm("layer_norm1", size)
         perceptron(table, "mlp", size, reader.integer("intermediate_size"))
-        table.norm("layer_norm2", size)
-
-
-def text_transformer(
-    table: ParameterTable, name: str, reader: ConfigReader, *, fp32_softmax: bool = False
-) -> None:
-    """BERT's layers: norms stand behind the sums."""
-    size, inner = reader.integer("hidden_size"), reader.integer("intermediate_size")
-    drop = reader.number("attention_probs_dropout_prob", default=0.1)
-    body = LayerBody(
-        size=size, inner_size=inner,
-        attention=replace(
-            encoder_attention(reader, size, dropout=drop, fp32_softmax=fp32_softmax),
-            names_weights=False,
-        ),
-        activation=tower_activation(reader, "hidden_act"), norms_last=True,
-        dropout=reader.number("hidden_dropout_prob", default=0.1),
-    )  # fmt: skip
-    with table.block(f"{name}.layers", count=reader.layers("num_hidden_layers"), body=body):
-        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            table.linear(f"self_attn.{projection}", size, size)
-        table.norm("layer_norm1", size)
-        perceptron(table, "mlp", size, inner)
         table.norm("layer_norm2", size)
 
 

@@ -12,7 +12,7 @@ from memplan.model.norms import NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.projecting import DeepMergersBody
-from memplan.model.towers.gridded.convolved import DownsamplingBody
+from memplan.model.towers.gridded.nets import DownsamplingBody
 from memplan.model.towers.parts import (
     LAYER_NORM,
     RMS_NORM,

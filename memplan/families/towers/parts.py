@@ -50,20 +50,3 @@ def multi_layer(
     sizes = [size, *[inner] * (num_layers - 1), out]
     for index in range(num_layers):
         table.linear(f"{name}.layers.{index}", sizes[index], sizes[index + 1])
-
-
-def convolution_norm(
-    table: ParameterTable,
-    name: str,
-    in_channels: int,
-    out_channels: int,
-    kernel: int,
-    *,
-    groups: int = 1,
-    bias: bool = False,
-) -> None:
-    """A square convolution and a batch norm."""
-    table.convolution(
-        f"{name}.convolution", in_channels, out_channels, kernel, kernel, groups=groups, bias=bias
-    )
-    table.norm(f"{name}.normalization", out_channels)

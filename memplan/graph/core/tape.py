@@ -38,12 +38,6 @@ class Tape(Weights):
         self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.SEEN,))
         return out
 
-    def turned(self, x: Tensor) -> Tensor:
-        """See it with its dimensions in another order."""
-        out = self.reshaped(x)
-        out.by_channel = x.by_channel
-        return out
-
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """Copy into another dtype; the same tensor where it already has it."""
         if x.dtype is dtype:

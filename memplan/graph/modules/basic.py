@@ -62,6 +62,8 @@ class Linear(Module):
         width = self._width()
         if len(x.shape) == 2:
             return Handle(self.run, made, (made.numel // width, width), flat=True)
+        if len(x.shape) > 3:
+            return Handle(self.run, made, (*x.shape[:-1], width), flat=True)
         batch = x.shape[0]
         length = made.numel // (batch * width) if batch else x.shape[1]
         return Handle(self.run, made, (batch, length, width), flat=True)

@@ -301,9 +301,13 @@ def repeated(x: Handle, times: int, *, dim: int = 0) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
-def root_of_squares(x: Handle) -> Handle:
-    """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result."""
-    made = empty(x.run, (*x.shape[:-1], 1), x.dtype)
+def root_of_squares(x: Handle, *, linalg: bool = False) -> Handle:
+    """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result.
+
+    Autocast has it give fp32, and has no rule for ``torch.linalg.norm``.
+    """
+    dtype = x.dtype if linalg or x.run.autocast is None else DType.FP32
+    made = empty(x.run, (*x.shape[:-1], 1), dtype)
     x.run.record(
         OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
         gradients=(Gradient.FRESH,),
@@ -563,12 +567,13 @@ def activated(x: Handle, kind: Activation) -> Handle:
     return x.like(activation(x.run, x.record, kind))
 
 
-def binary_cross_entropy(logits: Handle) -> Tensor:
-    """``BCEWithLogitsLoss`` of labels that are cast to fp32, as autocast casts the logits."""
+def binary_cross_entropy(logits: Handle, labels: Handle | None = None) -> Tensor:
+    """``BCEWithLogitsLoss`` of labels that are cast to fp32 unless they come so, as autocast casts the logits."""
     run = logits.run
     given = logits if run.autocast is None else logits.float()
-    labels = empty(run, logits.shape, DType.FP32)
-    run.record(OperationKind.TO, (), (labels.record,))
+    if labels is None:
+        labels = empty(run, logits.shape, DType.FP32)
+        run.record(OperationKind.TO, (), (labels.record,))
     loss = run.tensor(1, given.dtype)
     run.record(
         OperationKind.BINARY_CROSS_ENTROPY_WITH_LOGITS, (given.record, labels.record), (loss,),
@@ -637,6 +642,32 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
     return made
 
 
+def rows_of(x: Handle, shape: Shape) -> Handle:
+    """``x[numbers]``, which has this shape; which rows, the CPU counts and keeps."""
+    made = empty(x.run, shape, x.dtype)
+    x.run.record(OperationKind.INDEX, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def log_sigmoid(x: Handle) -> Handle:
+    """``F.logsigmoid``, which autocast runs in what it is given; keeps that."""
+    made = empty(x.run, x.shape, x.dtype)
+    x.run.record(
+        OperationKind.LOG_SIGMOID, (x.record,), (made.record,), saves=(x.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return x.leads_to(made)
+
+
+def relu_in_place(x: Handle) -> Handle:
+    """``torch.relu_(x)``: keeps what it has written."""
+    made = x.run.view(x.record, x.numel)
+    x.run.record(
+        OperationKind.RELU, (x.record,), (made,), saves=(made,), gradients=(Gradient.FRESH,)
+    )
+    return x.like(made)
+
+
 def padded(x: Handle, shape: Shape) -> Handle:
     """``torch.nn.functional.pad``."""
     made = empty(x.run, shape, x.dtype)
@@ -664,6 +695,17 @@ def write(x: Handle, part: Handle) -> Handle:
     """``x[...] = part``: in place."""
     made = Handle(x.run, written(x.run, x.record, part.record), x.shape, x.strides)
     return part.leads_to(x.leads_to(made, in_rows(x.shape)), in_rows(part.shape))
+
+
+def filled_where_not(x: Handle, mask: Handle) -> Handle:
+    """``torch.where(mask == 0, number, x)``: the condition is kept."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    condition = mask.apart(OperationKind.EQ, dtype=DType.BOOL)
+    run.record(
+        OperationKind.WHERE, (condition.record, x.record), (made.record,), saves=(condition.record,),
+        gradients=(Gradient.NONE, Gradient.FRESH),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
 
 
 def filled_where(x: Handle, mask: Handle) -> Handle:

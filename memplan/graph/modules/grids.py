@@ -4,17 +4,19 @@ cuDNN's workspaces are left out: which algorithm it takes, and what that asks fo
 itself knows, on the card.
 """
 
+from math import prod
+
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.layouts import Settled, always, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, row_strides
-from memplan.graph.operations.convolutions import convolve
+from memplan.graph.modules.strides import Shape, is_contiguous, row_strides
+from memplan.graph.operations.convolutions import convolve, copy_gradient
 from memplan.model.parameters import WeightRole
 
 
@@ -47,13 +49,20 @@ class Conv2d(Module):
         height, width = self.fewer(*sides, *kernel)
         weight = self.parameter(self.weight)
         bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
-        made = convolve(x.run, x.record, weight, bias, batch * height * width, out_channels)
+        last = channels > 1 and x.strides[1] == 1
+        made = convolve(
+            x.run, x.record, weight, bias, batch * height * width, out_channels,
+            channels_last=last and not is_of_both(self.weight.shape),
+        )  # fmt: skip
         shape = batch, out_channels, height, width
-        if channels > 1 and x.strides[1] == 1:
+        if last:
             given, strides = channels_last(x.shape), channels_last(shape)
         else:
             given, strides = row_strides(x.shape), row_strides(shape)
-        return x.leads_to(Handle(x.run, made, shape, strides), always(given))
+        settles = Settled(
+            x.run.segment.operations[-1], Gradient.FRESH, expects=strides, otherwise=copy_gradient
+        )
+        return x.leads_to(Handle(x.run, made, shape, strides), always(given), settles)
 
     def fewer(self, height: int, width: int, *kernel: int) -> tuple[int, int]:
         """Positions behind windows of a size.
@@ -71,6 +80,36 @@ class Conv2d(Module):
             )
             raise SetupError(msg)
         return found[0], found[1]
+
+
+class Conv3d(Module):
+    """``torch.nn.Conv3d`` whose windows lie side by side; what does not lie in rows is copied for it."""
+
+    def __init__(self, in_channels: int, out_channels: int, window: tuple[int, int, int]) -> None:
+        self.weight = Weight(out_channels, in_channels, *window)
+        self.bias = Weight(out_channels, role=WeightRole.OTHER)
+
+    def forward(self, x: Handle) -> Handle:
+        """One kernel."""
+        batch, _, *sides = x.shape
+        out_channels, _, *window = self.weight.shape
+        shape = batch, out_channels, *(a // b for a, b in zip(sides, window, strict=True))
+        made = convolve(
+            x.run, x.record, self.parameter(self.weight), self.parameter(self.bias),
+            prod(shape) // out_channels, out_channels,
+            reads_rows=not is_contiguous(x.shape, x.strides),
+        )  # fmt: skip
+        settles = Settled(
+            x.run.segment.operations[-1], Gradient.FRESH, expects=row_strides(shape),
+            otherwise=copy_gradient,
+        )  # fmt: skip
+        return x.leads_to(Handle(x.run, made, shape), in_rows(x.shape), settles)
+
+
+def is_of_both(weight: Shape) -> bool:
+    """Whether a weight lies in rows and channels last: of one channel, or of windows of one number."""
+    _, channels, height, width = weight
+    return channels == 1 or height * width == 1
 
 
 def channels_last(shape: Shape) -> Shape:
@@ -165,10 +204,51 @@ def mean_of_picture(x: Handle) -> Handle:
     return Handle(x.run, x.run.mean(x.record, height * width), (batch, channels, 1, 1))
 
 
-def max_pool2d(x: Handle, kernel: int, stride: int) -> Handle:
+def greatest_of_picture(x: Handle) -> Handle:
+    """``torch.nn.MaxPool2d`` of a window that is no smaller than the picture."""
+    return _greatest(x, (*x.shape[:2], 1, 1))
+
+
+def adaptive_mean(x: Handle, side: int) -> Handle:
+    """``torch.nn.AdaptiveAvgPool2d(side)``, which of one number is a mean."""
+    return mean_of_picture(x) if side == 1 else mean_of_windows(x, side)
+
+
+def mean_of_windows(x: Handle, side: int = 1) -> Handle:
+    """``torch.nn.AvgPool2d`` that gives so many rows and columns: keeps what it was given."""
+    made = empty(x.run, (*x.shape[:2], side, side), x.dtype)
+    x.run.record(
+        OperationKind.MEAN, (x.record,), (made.record,), saves=(x.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def norm_of_picture(x: Handle) -> Handle:
+    """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast.
+
+    Backward makes the quotient, and where the norm is 0 (torch 2.13, ``linalg_vector_norm_backward``).
+    """
+    run, shape = x.run, (x.shape[0], 1, 1, x.shape[-1])
+    made = empty(run, shape, x.dtype if run.autocast is None else DType.FP32)
+    quotient, zeros = (
+        allocated_bytes(x.numel, made.dtype), allocated_bytes(made.numel, DType.BOOL),
+    )  # fmt: skip
+    run.record(
+        OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
+        gradients=(Gradient.FRESH,), backward_scratch_bytes=(quotient, zeros, RESULT),
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def max_pool2d(x: Handle, kernel: int, stride: int, *, padding: int = 0) -> Handle:
     """``F.max_pool2d``: keeps what it was given, and the places of the greatest."""
     batch, channels, *sides = x.shape
-    shape = batch, channels, *((side - kernel) // stride + 1 for side in sides)
+    fewer = ((side + 2 * padding - kernel) // stride + 1 for side in sides)
+    return _greatest(x, (batch, channels, *fewer))
+
+
+def _greatest(x: Handle, shape: Shape) -> Handle:
     made, places = empty(x.run, shape, x.dtype), empty(x.run, shape, DType.INT64)
     x.run.record(
         OperationKind.MAX, (x.record,), (made.record, places.record),

@@ -344,13 +344,24 @@ class Handle:
 
     def seen_as(self, *shape: int) -> "Handle":
         """A view that is a node of autograd's: where gradients are added up behind it, it is written down."""
-        shape, before, run = self._whole(shape), self.shape, self.run
-        strides = view_strides(before, self.strides, shape)
+        shape, before = self._whole(shape), self.shape
+        made = Handle(self.run, self._seen(), shape, view_strides(before, self.strides, shape))
+        return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
+
+    def turned(self, *dims: int) -> "Handle":
+        """``permute``, written down so too."""
+        made = self.permute(*dims)
+        made = Handle(self.run, self._seen(), made.shape, made.strides)
+        return self.leads_to(
+            made, lambda lies: tuple(lies[dims.index(each)] for each in range(len(dims)))
+        )
+
+    def _seen(self) -> Tensor:
+        run = self.run
         record = run.view(self.record, self.numel)
         run.record(OperationKind.VIEW, (self.record,), (record,), gradients=(Gradient.SEEN,))
         run.seen_as.append(run.segment.operations[-1])
-        made = Handle(run, record, shape, strides)
-        return self.leads_to(made, lambda lies: view_strides(shape, lies, before))
+        return record
 
     def _is_of(self, kind: OperationKind) -> bool:
         """Whether an operation of this kind made it, in the open segment."""

@@ -32,6 +32,9 @@ class LayerList(Module):
     ``kinds`` says of every layer what sets it apart from the others; ``make`` builds one of a kind.
     """
 
+    recomputes = True
+    """Its layers are recomputed where a job checkpoints layers."""
+
     def __init__(
         self,
         segment: str,
@@ -74,7 +77,8 @@ class LayerList(Module):
     def runs(self) -> Iterator[LayerRun]:
         """Stretches of the list that are recorded once."""
         options, depth = self.run.options, len(self.kinds)
-        recomputed = checkpointed_layers(options.checkpointed_layers, self.depth)
+        again = options.checkpointed_layers if self.recomputes else 0.0
+        recomputed = checkpointed_layers(again, self.depth)
         cuts: set[int] = set()
         for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
             cuts |= {first - self.before, last + 1 - self.before}
@@ -116,6 +120,12 @@ class LayerList(Module):
                         self.run.outlive(storage)
         if self.streams:
             prune(self.run.segment)  # nothing reads what the last one hands on
+
+
+class KeptLayers(LayerList):
+    """Layers that transformers checkpoints in no job."""
+
+    recomputes = False
 
 
 class OneLayer(LayerList):

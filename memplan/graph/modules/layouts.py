@@ -32,6 +32,11 @@ def in_rows(shape: Shape) -> Rule:
     return always(row_strides(shape))
 
 
+def are_alike(shape: Shape, one: Shape, other: Shape) -> bool:
+    """Whether strides of a shape mean the same: those of dimensions of one say nothing."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, one, other, strict=True))
+
+
 class Node:
     """A tensor as autograd sees it: it outlives every name that held it."""
 
@@ -61,6 +66,8 @@ class Settled:
     """What it is where nothing is copied."""
     expects: Shape | None = None
     """The strides that it takes; None: any that the edge's rule has an answer for."""
+    otherwise: Callable[[Operation], None] | None = None
+    """What becomes of it where what arrives does not lie as expected: it is no view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,10 @@ class Layouts:
             if settles is None:
                 continue
             operation, expected = settles.operation, settles.expects
+            if settles.otherwise is not None:
+                if operation.gradients and not are_alike(made.shape, lies, expected or lies):
+                    settles.otherwise(operation)
+                continue
             is_kept = found is not None and expected in (None, lies)
             if operation.gradients:
                 first = settles.gradient if is_kept else Gradient.FRESH

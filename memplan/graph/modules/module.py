@@ -9,7 +9,7 @@ from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
 from memplan.graph.splitting.tensor_parallel import gather_sequence
-from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole, owner_of
 
 STACKS = "encoder", "decoder"
 """Stacks that can be frozen whole, by the beginning of their segments' names."""
@@ -173,8 +173,10 @@ class Module:
 
     def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
         """Whether a segment is not trained, of a stack where it is a part of one."""
-        freeze = self.run.options.freeze
-        whole = stack in STACKS and bool(getattr(freeze, stack))
+        freeze, owner = self.run.options.freeze, owner_of(stack)
+        whole = bool(owner and getattr(freeze, owner))
+        if whole and owner not in STACKS:
+            return True
         parts = {
             ModelPart.EMBEDDING: freeze.embeddings, ModelPart.HEAD: freeze.head,
             ModelPart.NORM: freeze.norm or whole, ModelPart.LAYERS: whole,

@@ -160,6 +160,7 @@ class _Uses:
     """Who makes and who reads each tensor of a segment."""
 
     def __init__(self, segment: Segment) -> None:
+        self._given = segment.input
         self._makers: dict[Tensor, Operation] = {}
         self._readers: dict[Tensor, list[Operation]] = {}
         for each in segment.operations:
@@ -169,11 +170,14 @@ class _Uses:
                 self._readers.setdefault(tensor, []).append(each)
 
     def is_added_to(self, view: Operation) -> bool:
-        """Whether gradients are added up at a view, at what it shows, or at a part of the sum that this is.
+        """Whether gradients are added up at a view, at what it shows, or at a part of the sum that this is, or
+        may be where an earlier segment made it.
 
         The engine adds nothing in place to a gradient that is a view (``can_accumulate_inplace``).
         """
         (given,), (made,) = view.inputs, view.outputs
+        if given is self._given:
+            return True
         maker = self._makers.get(given)
         if len(self._read(made, but=maker)) > 1:
             return True

@@ -38,6 +38,9 @@ class UnreadGraph:
             if not segment.checkpointed:
                 self._held += _names_of(self._run, operation.saved)
             operation.forget()
+            for read in operation.inputs:
+                if isinstance(read, Parameter):
+                    read.unused = True
 
 
 def unread_graph(run: Run) -> list[Handle]:

@@ -81,6 +81,18 @@ def convolve(
     return out
 
 
+def copy_gradient(operation: Operation) -> None:
+    """What arrives lies otherwise than the kernels take it, and is copied for them; the bias's gradient is
+    the sum of its rows as it came."""
+    inside = operation.backward_scratch or (RESULT,) * sum(
+        each.requires_grad for each in operation.inputs[:2]
+    )
+    size = operation.outputs[0].storage.num_bytes
+    operation.backward_scratch = size, *(each - (each < 0) for each in inside), ~0
+    if len(operation.inputs) > 2 and operation.gradients[1] is not Gradient.TURNED:
+        operation.gradients = (*operation.gradients[:2], Gradient.SUMMED)
+
+
 def copy_gradient_first(convolution: Operation) -> None:
     """Note that what arrives in backward is no row, and is copied; the bias's gradient is the sum of it as it came."""
     given, factor, *addend = convolution.inputs

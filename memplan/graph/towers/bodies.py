@@ -6,23 +6,13 @@ from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.norms import norm
 from memplan.graph.operations.products import linear
-from memplan.graph.towers.blends import summed, words_and_patches, words_of
-from memplan.graph.towers.clips import clip_patches
-from memplan.graph.towers.compared.contrast import contrast
-from memplan.graph.towers.compared.detecting import patch_queries
 from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
-from memplan.graph.towers.compared.videos import write_videos
-from memplan.graph.towers.frames import frames_layer, frames_patches
-from memplan.graph.towers.gridded.convolved import write_convolved
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.grids import write_grid
-from memplan.graph.towers.gridded.matting import write_matters
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
-from memplan.graph.towers.gridded.parsing import write_parsers
 from memplan.graph.towers.gridded.segmenting import places, write_segmenting
-from memplan.graph.towers.grouping import write_grouping
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
@@ -30,24 +20,16 @@ from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import decoded_tokens, text_tokens, typed_tokens
+from memplan.graph.towers.texts import decoded_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
-from memplan.model.towers.blends import SummedBody, WordsBody, WordsPatchesBody
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody, FramesLayerBody, FramesPatchesBody
-from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
-from memplan.model.towers.compared.videos import VideoContrastBody
-from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
-from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
@@ -62,7 +44,7 @@ from memplan.model.towers.parts import (
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SignalBody, SoundBody
-from memplan.model.towers.texts import DecodedTokensBody, TokensBody, TypedTokensBody
+from memplan.model.towers.texts import DecodedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
 
@@ -87,31 +69,16 @@ def _write_one(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
-        case WordsPatchesBody():
-            return words_and_patches(t, body, flow)
         case PlacesBody():
             return places(t, body, flow)
-        case ClipBody():
-            return clip_patches(t, body, flow)
-        case FramesPatchesBody():
-            return frames_patches(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
         case DecodedTokensBody():
             return decoded_tokens(t, body, flow)
         case PlacedTokensBody():
             return placed_tokens(t, body, flow)
-        case TokensBody():
-            return text_tokens(t, body, flow)
-        case TypedTokensBody():
-            return typed_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
-        case PatchQueriesBody():
-            assert x is not None
-            return patch_queries(t, x, body, flow, given)
-        case ContrastBody():
-            return contrast(t, body, given)
         case SignalBody():
             return signal(t, x, body, flow)
         case SeriesBody():
@@ -125,28 +92,20 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
     """A body that reads what was computed before it."""
     if isinstance(body, LayerBody):
         return tower_layer(t, x, body, flow)
-    if isinstance(body, FramesLayerBody):
-        return frames_layer(t, x, body, flow)
     if isinstance(body, PartBody):
         return _part(t, x, body)
-    if isinstance(body, ConvolvedBody):
-        return write_convolved(t, x, body, flow)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
     if isinstance(body, GridBody):
         return write_grid(t, x, body, flow)
-    if isinstance(body, MattersBody):
-        return write_matters(t, x, body, flow)
     if isinstance(body, LatentsBody):
         return write_latents(t, x, body, flow)
-    if isinstance(body, ParsersBody):
-        return write_parsers(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:
             return write_body(t, read, part, flow, given)
 
-        return write_branches(t, x, body, flow, write)
+        return write_branches(t, x, body, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
     if isinstance(body, SeriesPart):
@@ -161,14 +120,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_pairs(t, x, body, flow, given)
     if isinstance(body, DavitBody):
         return write_davit(t, x, body, flow)
-    if isinstance(body, GroupingBody):
-        return write_grouping(t, x, body, flow)
-    if isinstance(body, VideoContrastBody):
-        return write_videos(t, x, body, flow, given)
-    if isinstance(body, WordsBody):
-        return words_of(t, x, body, flow)
-    if isinstance(body, SummedBody):
-        return summed(t, x, body)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow, given)
     if isinstance(body, TileBody):
@@ -180,7 +131,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:
     match body:
         case NormBody():
-            x = t.turned(x) if body.turned else x
             out = norm(t, x, body.norm, body.module, body.size)
             t.let_input_go()
             return dropout(t, out, body.dropout)

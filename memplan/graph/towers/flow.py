@@ -18,14 +18,10 @@ from memplan.graph.towers.bodies import write_body
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import output
 from memplan.model.parameters import ModelPart, ParameterBlock, WeightRole
-from memplan.model.towers.blends import WordsPatchesBody
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.clips import ClipBody, FramesPatchesBody
-from memplan.model.towers.compared.contrast import ContrastBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.parsing import NormedLevelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
@@ -36,8 +32,6 @@ from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
     DecodedTokensBody,
     OutputBody,
-    TokensBody,
-    TypedTokensBody,
 )
 from memplan.model.towers.tiles import TilesBody
 
@@ -58,7 +52,7 @@ def record_flow(
     first = len(t.segments)
     x: Tensor | None = None
     for index, block in enumerate(blocks):
-        if x is not None and (starts(block) or _is_returned(blocks, block)):
+        if x is not None and starts(block):
             t.hold(x)
             held.append(x)
         if isinstance(block.body, LayerBody) and block.body.memory:
@@ -66,9 +60,6 @@ def record_flow(
         ending = held if block is blocks[-1] else []
         if flow.returned and (starts(block) or block is blocks[-1]):
             ending, flow.returned = [*ending, *flow.returned], []
-        if isinstance(block.body, NormedLevelsBody):
-            # The backbone returns before the model that reads its levels does.
-            ending, held = held, []
         if flow.shared and _ends_tower(blocks, index):
             ending, flow.shared = [*ending, *flow.shared], []
         if isinstance(block.body, SpareBody):
@@ -87,11 +78,6 @@ def record_flow(
     return x
 
 
-def _is_returned(blocks: tuple[ParameterBlock, ...], block: ParameterBlock) -> bool:
-    """Whether what a block reads is a tower's ``last_hidden_state``, among what the model returns (``CLIPOutput``)."""
-    return isinstance(block.body, PoolerBody) and isinstance(blocks[-1].body, ContrastBody)
-
-
 def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     """Whether a block's end lets go of what a tower's layers share: a norm's, or theirs behind it."""
     block = blocks[index]
@@ -102,12 +88,7 @@ def _ends_tower(blocks: tuple[ParameterBlock, ...], index: int) -> bool:
     later = (each for each in blocks[index + 1 :] if each.part is ModelPart.LAYERS)
     follows = any(each.name.rpartition(".")[0] == stem for each in later)
     if block.part is ModelPart.LAYERS:
-        # What is made of all tokens behind the last layer is the next model's (AltCLIP).
-        reads_on = following is not None and isinstance(following.body, ChainBody)
-        is_last = reads_on and any(
-            isinstance(each.body, TypedTokensBody) for each in blocks[:index]
-        )
-        return not follows and (is_last or any(_is_norm(each, stem) for each in blocks[:index]))
+        return not follows and any(_is_norm(each, stem) for each in blocks[:index])
     if block.part is ModelPart.EMBEDDING:
         return False
     return not (follows and _is_norm(block, stem))
@@ -126,16 +107,11 @@ def starts(block: ParameterBlock) -> bool:
         body,
         PatchesBody
         | PixelsBody
-        | ClipBody
-        | FramesPatchesBody
         | PlacesBody
         | SeriesBody
         | PlacedTokensBody
         | DecodedTokensBody
         | TilesBody
-        | TokensBody
-        | TypedTokensBody
-        | WordsPatchesBody
         | InstructionBody,
     )
 

@@ -13,7 +13,6 @@ from memplan.graph.operations.products import linear
 from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, sensed
 from memplan.model.pictures import PictureSpec
-from memplan.model.towers.clips import ClipBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.parts import RMS_NORM
@@ -23,7 +22,7 @@ from memplan.model.towers.tiles import TilesBody
 
 def picture_size(
     side: int | None,
-    body: PatchesBody | PixelsBody | ClipBody | PlacesBody | TilesBody | PictureSpec,
+    body: PatchesBody | PixelsBody | PlacesBody | TilesBody | PictureSpec,
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
@@ -70,16 +69,12 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.windowed:
         x = reordered(t, x, body.size)
     if body.first_norm:
-        x = norm(t, x, body.first_norm_kind, body.first_norm, body.size)
+        x = norm(t, x, RMS_NORM, body.first_norm, body.size)
     if body.positions is not Positions.NONE:
         given, added = x, positions(t, body, flow.items, patches, x.dtype)
         x = t.add(given, added)
         if body.names_patches:
             t.touch(added, given, vectors)
-    if body.num_registers:
-        first = t.slice(x, flow.items * body.size)
-        rest = t.slice(x, x.numel - flow.items * body.size)
-        x = t.concatenate(first, spread(t, body.registers, flow.items, 0), rest)
     if body.masked:
         # One row of all pictures, of which each sees itself alone.
         x = t.contiguous(x)

@@ -28,9 +28,9 @@ def placed_tokens(t: Tape, body: PlacedTokensBody, flow: Flow) -> Tensor:
         msg = f"seq_len: {t.options.seq_len}: this model's class spells {body.length} tokens, no fewer and no more"
         raise SetupError(msg)
     rows = flow.items * body.length
-    flow.ids = from_batch(t, rows, DType.INT64)
+    ids = from_batch(t, rows, DType.INT64)
     flow.table = t.parameter(f"{body.tokens}.weight")
-    found = embedding_lookup(t, flow.table, rows, flow.ids)
+    found = embedding_lookup(t, flow.table, rows, ids)
     numbers = t.tensor(body.length, DType.INT64)
     t.record(OperationKind.ARANGE, (), (numbers,))
     places = embedding_lookup(t, t.parameter(f"{body.positions}.weight"), body.length, numbers)

@@ -22,16 +22,13 @@ from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
-    """With norms before each part (ViT) or behind each sum (BERT)."""
+    """With norms before each part."""
     names, size = body.names, body.size
-    before = not body.norms_last
-    normed = norm(t, x, body.norm, names.first_norm, size) if before else x
+    normed = norm(t, x, body.norm, names.first_norm, size)
     attended = attention(t, normed, body, flow)
     t.touch(normed)
     added = _added(t, attended, body, names.first_scale, flow, names.first_post_norm)
     middle = _summed(t, added, x)
-    if not before:
-        middle = _normed_last(t, middle, (added, x), body, names.first_norm)
     if body.cross_attention is not None:
         normed = norm(t, middle, body.norm, names.cross_norm, size)
         weights, t.segment.lingering = t.segment.lingering, []
@@ -39,21 +36,11 @@ def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
         # The same name takes both attentions' weights.
         t.touch(normed, *weights)
         middle = _summed(t, _added(t, attended, body, "", flow), middle)
-    normed = norm(t, middle, body.norm, names.second_norm, size) if before else middle
+    normed = norm(t, middle, body.norm, names.second_norm, size)
     fed = network(t, normed, body)
     added = _added(t, fed, body, names.second_scale, flow, names.second_post_norm)
     t.touch(normed)
-    out = _summed(t, added, middle)
-    return out if before else _normed_last(t, out, (added, middle), body, names.second_norm)
-
-
-def _normed_last(
-    t: Tape, total: Tensor, parts: tuple[Tensor, Tensor], body: LayerBody, name: str
-) -> Tensor:
-    """The norm of a sum, and until when its parts live."""
-    out = norm(t, total, body.norm, name, body.size)
-    t.touch(*parts)
-    return out
+    return _summed(t, added, middle)
 
 
 def _summed(t: Tape, added: Tensor, x: Tensor) -> Tensor:

@@ -6,13 +6,9 @@ from memplan.graph.towers.images import picture_size
 from memplan.model.pictures import PictureSpec
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.blends import SummedBody, WordsPatchesBody
 from memplan.model.towers.body import ChainBody, TowerBody
-from memplan.model.towers.clips import ClipBody
-from memplan.model.towers.compared.contrast import PatchQueriesBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
-from memplan.model.towers.gridded.matting import MattingBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PromptBody
 from memplan.model.towers.patches import PatchesBody
@@ -24,12 +20,6 @@ MEANT: tuple[tuple[type, str], ...] = (
         PromptBody,
         "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
     ),
-    (MattingBody, "alphas kept until backward, their sum as the loss: the class has none"),
-    (
-        PatchQueriesBody,
-        "one text a picture as its query, the sum of what is predicted as the loss: the class has none",
-    ),
-    (SummedBody, "the sum of what the class returns as the loss: it has none"),
     (InstructionBody, "the whole text as the instruction that the Q-Former reads, too"),
 )
 """The step that is meant where a class leaves it open, or has no loss of its own, by what it is made of."""
@@ -45,8 +35,6 @@ def _bodies(model: ModelSpec) -> Iterator[TowerBody]:
         body = block.body
         if isinstance(body, ChainBody):
             yield from body.parts
-        elif isinstance(body, WordsPatchesBody):
-            yield body.patches
         elif body is not None:
             yield body
 
@@ -57,14 +45,12 @@ def _is_known(model: ModelSpec) -> bool:
 
 def pictures_of(
     model: ModelSpec,
-) -> PatchesBody | PixelsBody | ClipBody | TilesBody | PictureSpec | None:
+) -> PatchesBody | PixelsBody | TilesBody | PictureSpec | None:
     """How a model's pictures become tokens; None where it sees none, or that is not known."""
-    if model.picture is not None and _is_known(model):
+    if model.picture is not None and model.picture.channels and _is_known(model):
         return model.picture
     found = (
-        each
-        for each in _bodies(model)
-        if isinstance(each, PatchesBody | PixelsBody | ClipBody | TilesBody)
+        each for each in _bodies(model) if isinstance(each, PatchesBody | PixelsBody | TilesBody)
     )
     return next(found, None) if _is_known(model) else None
 
@@ -113,6 +99,8 @@ def media_words(
     words += [
         said for kind, said in MEANT if any(isinstance(each, kind) for each in _bodies(model))
     ]
+    if model.picture is not None and model.picture.meant:
+        words.append(model.picture.meant)
     if model.head.vector_size:
         words.append(VECTORS)
     if words:

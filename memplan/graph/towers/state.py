@@ -17,8 +17,6 @@ class Flow:
 
     items: int
     """Pictures, clips or texts in the present tower's batch."""
-    ids: Tensor | None = None
-    """A text's token ids."""
     mask: Tensor | None = None
     """What a text tower's eager attention adds to its scores."""
 
@@ -26,8 +24,6 @@ class Flow:
     """What the model should say."""
     shapes: Tensor | None = None
     """Which shape the tiles of each picture are laid out in."""
-    words: int = 0
-    """Of a text before the patches that stand in the same sequence."""
     length: int = 0
     """How long a clip's signal is here."""
     deep: list[Tensor] = field(default_factory=list)
@@ -66,8 +62,6 @@ class Flow:
     """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
-    past: Tensor | None = None
-    """What goes past several blocks and is added behind them."""
     tapped: Tensor | None = None
     """What a layer in the middle of a tower gave, read again behind it."""
     memory: Tensor | None = None

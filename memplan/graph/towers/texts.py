@@ -1,68 +1,16 @@
-"""A text tower's tokens (``CLIPTextEmbeddings``), and the mask that eager attention is given."""
+"""How a tower reads token ids."""
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
-from memplan.graph.operations.elementwise import add_in_place, dropout
+from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.graph.operations.elementwise import dropout
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.towers.state import Flow, from_batch
-from memplan.model.towers.texts import (
-    DecodedTokensBody,
-    OutputBody,
-    TokensBody,
-    TypedTokensBody,
-)
-
-
-def typed_tokens(t: Tape, body: TypedTokensBody, flow: Flow) -> Tensor:
-    """``BertEmbeddings``: numbers of positions and types are buffers of the longest text."""
-    flow.items = t.options.batch_size
-    length = min(t.options.seq_len, body.num_positions)
-    rows = flow.items * length
-    ids = from_batch(t, rows, DType.INT64)
-    flow.ids, flow.mask = ids, None
-    for _ in range(2):
-        t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
-    places = rows if body.counted else length
-    numbers = [t.tensor(places, DType.INT64) for _ in range(2)] if body.counted else []
-    for each in numbers:
-        t.record(OperationKind.CUMSUM, (), (each,))
-    position, kind = numbers if numbers else (None, None)
-    words = embedding_lookup(t, t.parameter("word_embeddings.weight"), rows, ids)
-    kinds = embedding_lookup(t, t.parameter("token_type_embeddings.weight"), rows, kind)
-    total = t.add(words, kinds)
-    table = t.parameter("position_embeddings.weight")
-    at = embedding_lookup(t, table, places, position)
-    # A sum under the same name lets the one before it go.
-    total = add_in_place(t, total, at) if body.sums_in_place else t.add(total, at)
-    out = dropout(t, layer_norm(t, total, "embed_norm", body.size), body.dropout)
-    t.touch(words, kinds, at)
-    # The model's own variable holds it until the layers are through (BertModel.forward).
-    t.hold(out)
-    flow.shared.append(out)
-    return out
-
-
-def text_tokens(t: Tape, body: TokensBody, flow: Flow) -> Tensor:
-    """Rows of two tables, added."""
-    options = t.options
-    flow.items = options.batch_size
-    length = min(options.seq_len, body.num_positions)
-    ids = from_batch(t, flow.items * length, DType.INT64)
-    flow.ids = ids
-    t.hold_buffer(allocated_bytes(body.num_positions, DType.INT64))
-    x = embedding_lookup(t, t.parameter(f"{body.tokens}.weight"), flow.items * length, ids)
-    positions = embedding_lookup(t, t.parameter(f"{body.positions}.weight"), length)
-    out = t.add(x, positions)
-    t.touch(x, positions)
-    flow.mask = None
-    if body.causal:
-        flow.hold_mask(t, length)
-    return out
+from memplan.model.towers.texts import DecodedTokensBody, OutputBody
 
 
 def decoded_tokens(t: Tape, body: DecodedTokensBody, flow: Flow) -> Tensor:

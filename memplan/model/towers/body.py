@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.towers.blends import BlendBody
-from memplan.model.towers.clips import VideoBody
-from memplan.model.towers.compared.contrast import ContrastBody, PatchQueriesBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
-from memplan.model.towers.compared.videos import VideoContrastBody
-from memplan.model.towers.gridded.convolved import ConvolvedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
-from memplan.model.towers.gridded.matting import MattersBody
 from memplan.model.towers.gridded.nets import NetBody
-from memplan.model.towers.gridded.parsing import ParsersBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.grouping import GroupingBody
 from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
@@ -48,22 +40,10 @@ class ResidualBody:
     """A branch and what goes past it, added."""
 
     branch: tuple[TowerBody, ...]
-    shortcut: tuple[TowerBody, ...] = ()
-    """What the other way changes; empty: nothing."""
-    in_place: bool = False
-    """The sum is written over what the branch gave."""
     dropout: float = 0.0
-    drop_path: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GateBody:
-    """What the parts give multiplies what they read (squeeze and excitation)."""
-
-    parts: tuple[TowerBody, ...]
-
-
-BranchBody = CallBody | ResidualBody | GateBody
+BranchBody = CallBody | ResidualBody
 
 TowerBody = (
     ChainBody
@@ -72,29 +52,20 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | VideoBody
     | TextBody
     | LayerBody
-    | ConvolvedBody
     | SeriesBody
     | SeriesPart
     | NetBody
     | GridBody
-    | ParsersBody
     | LatentsBody
-    | MattersBody
     | SoundBody
     | PlacesBody
     | SegmentingBody
     | PoolingBody
-    | ContrastBody
-    | PatchQueriesBody
     | ProjectingBody
     | PairBody
-    | BlendBody
     | DavitBody
-    | GroupingBody
-    | VideoContrastBody
     | QueriedBody
     | OutputBody
 )

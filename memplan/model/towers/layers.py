@@ -64,8 +64,6 @@ class LayerBody:
     attention: AttentionSpec
     activation: Activation
     norm: NormSpec = LAYER_NORM
-    norms_last: bool = False
-    """Norms stand behind the sums and read them where they are written, so that their parts live until then (BERT)."""
     bias: bool = True
     """Of the feed-forward network."""
     cross_attention: AttentionSpec | None = None

@@ -25,8 +25,6 @@ class NormBody:
     size: int
     norm: NormSpec = LAYER_NORM
     dropout: float = 0.0
-    turned: bool = False
-    """Channels are turned to the end for it, and back: its gradient is a view."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
-from memplan.model.towers.parts import RMS_NORM
-
-if TYPE_CHECKING:
-    from memplan.model.norms import NormSpec
 
 
 class Cut(Enum):
@@ -67,12 +62,8 @@ class PatchesBody:
     """They stand behind them."""
     first_norm: str = ""
     """The module of a norm on patches before they have a position."""
-    first_norm_kind: NormSpec = RMS_NORM
     picked: bool = False
     """Pictures are picked out of the batch by index, a copy: what pads a sample is left out."""
-    registers: str = ""
-    """The weight that is put in behind the first token, without a position."""
-    num_registers: int = 0
     positions: Positions = Positions.NONE
     position_module: str = ""
     """The table's module, or the weight as ``module.name``."""

@@ -6,32 +6,6 @@ from memplan.fast_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokensBody:
-    """A text tower's ids become tokens: two tables, added (CLIP)."""
-
-    size: int
-    num_positions: int
-    tokens: str
-    """The module of the ids' table."""
-    positions: str
-    """That of the positions'."""
-    causal: bool = True
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TypedTokensBody:
-    """Rows of three tables, of tokens, positions and types, added, and the norm of the sum (BERT)."""
-
-    size: int
-    num_positions: int
-    counted: bool = False
-    """Positions are counted in the ids, so that each sequence has its own (RoBERTa)."""
-    sums_in_place: bool = False
-    """Positions are added where the sum of the two others lies (ChineseCLIP, ALIGN, ViLT)."""
-    dropout: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedTokensBody:
     """A decoder's tokens as the batch brings them: a table times a number, positions added, a norm (mBART)."""
 
@@ -57,4 +31,4 @@ class OutputBody:
     bias: bool = False
 
 
-TextBody = DecodedTokensBody | TokensBody | TypedTokensBody
+TextBody = DecodedTokensBody

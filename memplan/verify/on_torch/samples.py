@@ -16,6 +16,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.joining import tokens_seen
 from memplan.graph.towers.media import pictures_of, sound_of
+from memplan.model.pictures import PictureSpec
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec, Task
 from memplan.model.towers.patches import PatchesBody
@@ -297,7 +298,10 @@ def _square_pictures(sampler: Sampler, number: int) -> Any:
     if body is None:
         raise _unknown(sampler.model)
     height, width = picture_size(sampler.setup.image_size, body)
-    casts = isinstance(body, PatchesBody) and body.casts_pictures
+    if isinstance(body, PictureSpec):
+        casts = body.casts
+    else:
+        casts = isinstance(body, PatchesBody) and body.casts_pictures
     return sampler.signal(number, body.channels, height, width, casts=casts)
 
 

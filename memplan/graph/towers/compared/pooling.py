@@ -1,4 +1,4 @@
-"""One vector of each picture, text or clip, its classes and their loss."""
+"""One vector of each picture."""
 
 from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import Shape
@@ -8,66 +8,22 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
-from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.norms import layer_norm
 from memplan.graph.operations.products import linear
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
 from memplan.model.towers.compared.pooling import (
     AttentionPoolerBody,
-    ClassifierBody,
     PoolerBody,
     PoolingBody,
     SquaresBody,
-    TowerPooling,
 )
 
 
-def pooled(t: Tape, x: Tensor, kind: TowerPooling, size: int, flow: Flow) -> Tensor:
-    """What a pooling takes of all tokens."""
-    first = flow.items * size
-    match kind:
-        case TowerPooling.FIRST | TowerPooling.LAST:
-            return t.slice(x, first)
-        case TowerPooling.FOUND:
-            return _found(t, x, first, flow)
-        case TowerPooling.MEAN:
-            return t.mean(x, x.numel // first)
-        case TowerPooling.PATCHES_MEAN:
-            return t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
-        case TowerPooling.FIRST_AND_MEAN:
-            alone = t.slice(x, first)
-            rest = t.mean(t.slice(x, x.numel - first), x.numel // first - 1)
-            return t.concatenate(alone, rest)
-
-
-def _found(t: Tape, x: Tensor, numel: int, flow: Flow) -> Tensor:
-    """Rows picked by index, which are kept; the gradient is a zero-filled tensor of the whole."""
-    numbers = t.tensor(flow.items, DType.INT64)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    length = flow.ids.numel if flow.ids is not None else 0
-    narrow, found = t.tensor(length, DType.INT32), t.tensor(flow.items, DType.INT64)
-    t.record(OperationKind.TO, (), (narrow,))
-    t.record(OperationKind.MAX, (narrow,), (found,))
-    out = t.tensor(numel, x.dtype)
-    t.record(
-        OperationKind.INDEX, (x, numbers, found), (out,), saves=(numbers, found),
-        gradients=(Gradient.FRESH, Gradient.NONE, Gradient.NONE),
-    )  # fmt: skip
-    return out
-
-
 def pooler(t: Tape, x: Tensor, body: PoolerBody, flow: Flow) -> Tensor:
-    """A vector, perhaps normed, perhaps through a linear layer."""
-    out = pooled(t, x, body.pooling, body.size, flow)
-    if body.norm:
-        picked = body.pooling in (TowerPooling.FIRST, TowerPooling.LAST)
-        out = layer_norm(t, out, body.norm, body.size, strided=picked and out.numel < x.numel)
-    if body.linear:
-        out = linear(t, out, body.linear, body.size, body.outputs, bias=body.bias)
-    if body.activation is not None:
-        out = activation(t, out, body.activation)
-    return out
+    """The first token's vector, normed."""
+    first = t.slice(x, flow.items * body.size)
+    return layer_norm(t, first, body.norm, body.size, strided=first.numel < x.numel)
 
 
 def squares(t: Tape, x: Tensor, body: SquaresBody, flow: Flow) -> Tensor:
@@ -148,25 +104,6 @@ def attention_pooler(t: Tape, x: Tensor, body: AttentionPoolerBody, flow: Flow) 
     return t.slice(t.add(out, fed), items * size)
 
 
-def classify(t: Tape, x: Tensor, body: ClassifierBody, flow: Flow) -> Tensor:
-    """Logits of each linear layer, averaged where there are several, and their cross-entropy."""
-    if body.pooling is not None:
-        size = body.modules[0][1] // (2 if body.pooling is TowerPooling.FIRST_AND_MEAN else 1)
-        x = pooled(t, x, body.pooling, size, flow)
-    logits = []
-    for module, inputs, classes in body.modules:
-        logits.append(linear(t, x, module, inputs, classes, bias=body.bias))
-    found = logits[0]
-    for each in logits[1:]:
-        found = t.add(found, each)
-    if len(logits) > 1:
-        found = t.scale(found, OperationKind.DIV)
-    labels = from_batch(t, flow.items, DType.INT64)
-    t.returned.append(found)
-    t.give_out(found)
-    return cross_entropy(t, found, labels)
-
-
 def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
     """The operations of any body of ``memplan.model.towers.compared.pooling``."""
     match body:
@@ -176,5 +113,3 @@ def write_pooling(t: Tape, x: Tensor, body: PoolingBody, flow: Flow) -> Tensor:
             return pooler(t, x, body, flow)
         case AttentionPoolerBody():
             return attention_pooler(t, x, body, flow)
-        case ClassifierBody():
-            return classify(t, x, body, flow)

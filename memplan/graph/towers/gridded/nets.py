@@ -12,7 +12,6 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.operations.activations import activation
 from memplan.graph.operations.convolutions import convolution
 from memplan.graph.operations.elementwise import dropout
 from memplan.graph.towers.images import picture_size
@@ -20,21 +19,14 @@ from memplan.graph.towers.state import Flow, sensed
 from memplan.model.towers.body import (
     BranchBody,
     CallBody,
-    GateBody,
     ResidualBody,
     TowerBody,
 )
 from memplan.model.towers.gridded.nets import (
-    BatchNormBody,
     ConvolutionBody,
-    DropoutBody,
-    GroupNormBody,
+    DownsamplingBody,
     NetBody,
-    PaddingBody,
     PixelsBody,
-    SigmoidBody,
-    Window,
-    WindowBody,
 )
 
 Write = Callable[[Tensor, TowerBody], Tensor]
@@ -54,37 +46,19 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
     match body:
         case ConvolutionBody():
             return _convolved(t, x, body, flow)
-        case BatchNormBody():
-            return batch_norm(t, x, body.module, body.channels)
-        case GroupNormBody():
-            out = group_norm(t, x, body.module, flow.items * body.groups)
-            if body.activation is not None:
-                out = activation(t, out, body.activation)
-            t.touch(x)
-            return out
-        case PaddingBody():
-            return _padded(t, x, body.rows, flow)
-        case WindowBody():
-            return _pooled(t, x, body, flow)
-        case SigmoidBody():
-            out = t.elementwise(OperationKind.SIGMOID, x)
-            t.touch(x)
-            return out
-        case DropoutBody():
-            return dropout(t, x, body.probability)
         case PixelsBody():
             return pixels(t, body, flow)
+        case DownsamplingBody():
+            return _downsampled(t, x, body, flow)
 
 
-def write_branches(t: Tape, x: Tensor, body: BranchBody, flow: Flow, write: Write) -> Tensor:
+def write_branches(t: Tape, x: Tensor, body: BranchBody, write: Write) -> Tensor:
     """The operations of branches, and of what joins them."""
     match body:
         case CallBody():
             return _called(t, x, body, write)
         case ResidualBody():
-            return _residual(t, x, body, flow, write)
-        case GateBody():
-            return _gated(t, x, body, flow, write)
+            return _residual(t, x, body, write)
 
 
 def _called(t: Tape, x: Tensor, body: CallBody, write: Write) -> Tensor:
@@ -142,75 +116,18 @@ def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
     return out
 
 
-def group_norm(t: Tape, x: Tensor, module: str, groups: int) -> Tensor:
-    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
-    weights = t.parameter(f"{module}.weight"), t.parameter(f"{module}.bias")
-    read = x if t.autocast is None else t.cast(x, DType.FP32)
-    out = t.tensor(x.numel, read.dtype)
-    statistics = [t.tensor(groups, read.dtype) for _ in range(2)]
-    t.record(
-        OperationKind.LAYER_NORM, (read, *weights), (out, *statistics),
-        saves=(read, *statistics, *weights), gradients=(Gradient.FRESH,) * 3,
-    )  # fmt: skip
-    t.touch(x)
-    return out
-
-
-def _padded(t: Tape, x: Tensor, rows: int, flow: Flow) -> Tensor:
+def _downsampled(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tensor:
     height, width = flow.grid
-    channels = x.numel // (height * width)
-    flow.grid = height + rows, width + rows
-    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
-    t.record(OperationKind.PAD, (x,), (out,), gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
+    flow.grid = height // body.side, width // body.side
+    rows = flow.items * flow.grid[0] * flow.grid[1]
+    return convolution(t, x, body.module, rows, channels_last=True)
 
 
-def _pooled(t: Tape, x: Tensor, body: WindowBody, flow: Flow) -> Tensor:
-    """The greatest number of a window and its place, or the mean."""
-    channels = x.numel // (flow.grid[0] * flow.grid[1])
-    if body.kernel:
-        _fewer(flow, body.kernel, body.stride, body.padding)
-    else:
-        flow.grid = 1, 1
-    out = t.tensor(channels * flow.grid[0] * flow.grid[1], x.dtype)
-    if body.window is Window.GREATEST:
-        places = t.tensor(out.numel, DType.INT64)
-        t.record(
-            OperationKind.MAX, (x,), (out, places), saves=(x, places), gradients=(Gradient.FRESH,)
-        )
-    else:
-        saves = (x,) if body.keeps_input else ()
-        t.record(OperationKind.MEAN, (x,), (out,), saves=saves, gradients=(Gradient.FRESH,))
-    t.touch(x)
-    return out
-
-
-def _residual(t: Tape, x: Tensor, body: ResidualBody, flow: Flow, write: Write) -> Tensor:
-    before = after = flow.grid
-    past, added = x, x
-    ways = [body.branch, body.shortcut]
-    for way in ways:
-        flow.grid = before
-        made = x
-        for part in way:
-            made = write(made, part)
-        if way is body.branch:
-            added, after = made, flow.grid
-        else:
-            past = made
-    flow.grid = after
-    added = dropout(t, added, body.dropout)
-    if body.drop_path:
-        added = drop_path(t, added, flow.items)
-    if body.in_place:
-        out = t.view(added, added.numel)
-        t.record(
-            OperationKind.ADD_IN_PLACE, (added, past), (out,),
-            gradients=(Gradient.ALIAS, Gradient.ALIAS),
-        )  # fmt: skip
-    else:
-        out = t.add(added, past)
+def _residual(t: Tape, x: Tensor, body: ResidualBody, write: Write) -> Tensor:
+    added = x
+    for part in body.branch:
+        added = write(added, part)
+    out = t.add(dropout(t, added, body.dropout), x)
     t.touch(x)
     return out
 
@@ -221,15 +138,4 @@ def drop_path(t: Tape, x: Tensor, items: int) -> Tensor:
     t.record(OperationKind.UNIFORM_IN_PLACE, (), (factors,))
     out = t.mul(t.scale(x, OperationKind.DIV), factors)
     t.touch(x)
-    return out
-
-
-def _gated(t: Tape, x: Tensor, body: GateBody, flow: Flow, write: Write) -> Tensor:
-    before = flow.grid
-    gate = x
-    for part in body.parts:
-        gate = write(gate, part)
-    flow.grid = before
-    out = t.mul(x, gate)
-    t.touch(x, gate)
     return out

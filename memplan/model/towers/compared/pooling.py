@@ -1,8 +1,7 @@
-"""One vector of each picture, text or clip, and its classes."""
+"""One vector of each picture."""
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import dataclass
@@ -11,37 +10,13 @@ if TYPE_CHECKING:
     from memplan.model.networks import Activation
 
 
-class TowerPooling(Enum):
-    """What becomes of all tokens of a picture or a text."""
-
-    FIRST = "first"
-    """The first one's vector."""
-    LAST = "last"
-    """A text's last one's (SigLIP)."""
-    FOUND = "found"
-    """A text's end-of-sequence token's, looked for in the ids (CLIP)."""
-    MEAN = "mean"
-    """The mean of all."""
-    PATCHES_MEAN = "patches_mean"
-    """The mean of all but the first (CLIP's classifier)."""
-    FIRST_AND_MEAN = "first_and_mean"
-    """Both, side by side (DINOv2's classifier)."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolerBody:
-    """One vector of each picture or text."""
+    """The first token's vector of each picture, normed."""
 
-    pooling: TowerPooling
     size: int
-    norm: str = ""
-    """The module of a norm on it, before all else."""
-    linear: str = ""
-    """The module of a linear layer on it."""
-    outputs: int = 0
-    """Width behind that layer."""
-    bias: bool = True
-    activation: Activation | None = None
+    norm: str
+    """The norm's module."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +28,6 @@ class AttentionPoolerBody:
     num_heads: int
     activation: Activation
     module: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassifierBody:
-    """Classes of each picture or clip, and their loss."""
-
-    modules: tuple[tuple[str, int, int], ...]
-    """Linear layers on the same vector, each with its inputs and its classes; their logits are averaged."""
-    pooling: TowerPooling | None = None
-    """None: the vector is there already."""
-    bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,4 +43,4 @@ class SquaresBody:
     """Moved and scaled by two buffers."""
 
 
-PoolingBody = SquaresBody | PoolerBody | AttentionPoolerBody | ClassifierBody
+PoolingBody = SquaresBody | PoolerBody | AttentionPoolerBody

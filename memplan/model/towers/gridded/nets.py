@@ -6,13 +6,7 @@ A part reads what the one before it gave: channels of a picture whose height and
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING
-
 from memplan.fast_dataclass import dataclass
-
-if TYPE_CHECKING:
-    from memplan.model.networks import Activation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,71 +31,13 @@ class ConvolutionBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BatchNormBody:
-    """``torch.nn.BatchNorm2d``."""
+class DownsamplingBody:
+    """A convolution whose stride is its kernel: fewer positions, more channels."""
 
     module: str
-    channels: int
+    size: int
+    """Channels that it reads."""
+    side: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupNormBody:
-    """``torch.nn.GroupNorm``."""
-
-    module: str
-    groups: int
-    activation: Activation | None = None
-    """What follows it in the same module."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PaddingBody:
-    """A copy with zeros around it."""
-
-    rows: int
-    """How many are added, above and below together; as many columns."""
-
-
-class Window(Enum):
-    """What a window's numbers become."""
-
-    GREATEST = "greatest"
-    MEAN = "mean"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowBody:
-    """Pooling over square windows, or over the whole picture."""
-
-    window: Window
-    kernel: int = 0
-    """0: the whole picture."""
-    stride: int = 1
-    padding: int = 0
-    """Rows, above and below together."""
-    keeps_input: bool = True
-    """It is a pooling of windows, not a mean (``torch.nn.AdaptiveAvgPool2d`` of one number is)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SigmoidBody:
-    """A sigmoid."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DropoutBody:
-    """Dropout by itself."""
-
-    probability: float
-
-
-NetBody = (
-    PixelsBody
-    | ConvolutionBody
-    | BatchNormBody
-    | GroupNormBody
-    | PaddingBody
-    | WindowBody
-    | SigmoidBody
-    | DropoutBody
-)
+NetBody = PixelsBody | ConvolutionBody | DownsamplingBody

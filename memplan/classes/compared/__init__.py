@@ -1,0 +1,1 @@
+"""Pictures compared with texts, and the towers that do it."""
