@@ -8,13 +8,12 @@ from typing import ClassVar
 
 from memplan.classes.compared.clip import OLD_EOS, CLIPTextModel, CLIPVisionModel, SiglipAttention
 from memplan.classes.compared.two_towers import Contrast, TwoTowers
-from memplan.classes.encoders.base import spare
 from memplan.classes.pictures.base import PictureTask, begin, begin_tower
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attend, unwidened_attention
-from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
+from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear, spare
 from memplan.graph.modules.contractions import einsum, matmul
 from memplan.graph.modules.functional import (
     detached,
