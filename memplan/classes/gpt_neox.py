@@ -136,7 +136,8 @@ class PartlyTurnedAttention(LlamaAttention):
 
     def forward(self, x: Handle, tables: Tables, mask: Handle | None) -> Attended:
         batch, length, _ = x.shape
-        query, key, value = self.projected(x)
+        fused_qkv = self.fused(x)
+        query, key, value = self.projected(x if fused_qkv is None else fused_qkv)
         cos, sin = tables
         query_rot, query_pass = cut(query, cos)
         key_rot, key_pass = cut(key, cos)
@@ -149,6 +150,10 @@ class PartlyTurnedAttention(LlamaAttention):
         out = out.reshape(batch, length, -1)
         out = self.project_out(out)
         return out, weights
+
+    def fused(self, x: Handle) -> Handle | None:  # noqa: ARG002
+        """One product for all three, which has a name until attention returns."""
+        return None
 
     def remembered(self, key: Handle, value: Handle) -> tuple[Handle, Handle]:
         """What attention is given of keys and values."""
@@ -349,10 +354,14 @@ class PersimmonAttention(PartlyTurnedAttention):
             self.q_layernorm = LayerNorm(self.head_dim)
             self.k_layernorm = LayerNorm(self.head_dim)
 
+    def fused(self, x: Handle) -> Handle | None:
+        return self.query_key_value(x)
+
     def projected(self, x: Handle) -> Heads:
+        """Of the fused product."""
         batch, length, _ = x.shape
-        fused_qkv = self.query_key_value(x).view(batch, length, -1, 3, self.head_dim)
-        query, key, value = (fused_qkv.select(-2) for _ in range(3))
+        x = x.view(batch, length, -1, 3, self.head_dim)
+        query, key, value = (x.select(-2) for _ in range(3))
         if self.qk_layernorm:
             query = self.q_layernorm(query)
             key = self.k_layernorm(key)

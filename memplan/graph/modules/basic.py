@@ -10,7 +10,7 @@ from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layouts import Straightened, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, is_contiguous, view_strides
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, view_strides
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import (
     add_in_place,
@@ -335,7 +335,10 @@ class LayerNorm(Norm):
 
 def layer_norm(x: Handle, width: int, weights: tuple[Tensor, ...] = ()) -> Handle:
     """``torch.nn.functional.layer_norm``."""
-    run, strided = x.run, not is_contiguous(x.shape, x.strides)
+    run, lies = x.run, x.strides
+    if run.autocast is not None and x.dtype is not DType.FP32:
+        lies = dense_strides(x.shape, lies)  # the cast leaves no holes
+    strided = not is_contiguous(x.shape, lies)
     made = Handle(run, native_layer_norm(run, x.laid(), width, weights, strided=strided), x.shape)
     if run.decomposed:
         return x.leads_to(made, in_rows(x.shape))
