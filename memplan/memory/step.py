@@ -233,7 +233,7 @@ class StepWalk:
         shared: dict[Tensor, SharedGradient] = {}
         seed = seed_of(self.tape)
         if seed is not None:
-            self._lower(Level(other_bytes=seed.num_bytes), loss=False)
+            self._lower(Level(other_bytes=seed.num_bytes), loss=self._ends_in_loss)
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
@@ -270,11 +270,16 @@ class StepWalk:
         if self.transit is not None:
             self._lower(Level(earlier_bytes=-sum(self.transit.waiting_back)), loss=False)
 
+    @property
+    def _ends_in_loss(self) -> bool:
+        """Whether what comes last is the logits', the loss or what stands for it."""
+        return self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
+
     def _split_backward(self) -> None:
         """The passes for the input and for the weights, which keep the graph between them."""
         seed = seed_of(self.tape)
         if seed is not None:
-            self._lower(Level(other_bytes=seed.num_bytes), loss=False)
+            self._lower(Level(other_bytes=seed.num_bytes), loss=self._ends_in_loss)
         from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk  # only for them
 
         walks: dict[Segment, InputsWalk] = {}

@@ -56,9 +56,13 @@ def _recomputes(setup: TrainingSetup) -> bool:
 
 
 def _split_further(model: ModelSpec, setup: TrainingSetup) -> Iterator[TrainingSetup]:
-    """Layers over more ranks of a node, and over more stages; what splits least comes first, layers before stages."""
+    """Layers over more ranks of a node, and over more stages; what splits least comes first, layers before stages.
+
+    Of stages there are no more than micro-batches in a step: most of such a pipeline would idle.
+    """
     tensors = _doublings(setup.tensor_parallel, setup.gpus_per_node)
-    pipelines = _doublings(setup.pipeline_parallel, min(model.num_layers, setup.num_gpus))
+    most_stages = min(model.num_layers, setup.num_gpus, setup.gradient_accumulation_steps)
+    pipelines = _doublings(setup.pipeline_parallel, most_stages)
     both = sorted((tensor * stages, stages, tensor) for tensor in tensors for stages in pipelines)
     for _, stages, tensor in both[1:]:
         fields: dict[str, object] = {"tensor_parallel": tensor, "pipeline_parallel": stages}

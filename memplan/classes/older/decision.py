@@ -48,8 +48,10 @@ class DecisionTransformer(Task):
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
         hidden = hidden_size(config)
-        self.state_dim, self.act_dim = config.integer("state_dim"), config.integer("act_dim")
-        self.embed_timestep = Embedding(config.integer("max_ep_len"), hidden)
+        sizes = self.base
+        assert isinstance(sizes, DecisionTransformerGPT2Model)
+        self.state_dim, self.act_dim = sizes.state_dim, sizes.act_dim
+        self.embed_timestep = Embedding(sizes.max_ep_len, hidden)
         self.embed_return = Linear(1, hidden, bias=True)
         self.embed_state = Linear(self.state_dim, hidden, bias=True)
         self.embed_action = Linear(self.act_dim, hidden, bias=True)
@@ -153,6 +155,8 @@ class DecisionTransformerGPT2Model(GPT2Model):
             problem = "true is not modelled: nothing is given to attend to; set it to false"
             raise config.fail(key, problem)
         super().__init__(config)
+        self.state_dim, self.act_dim = config.integer("state_dim"), config.integer("act_dim")
+        self.max_ep_len = config.integer("max_ep_len")
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Its tables stand in one segment with modules of the class around it."""
