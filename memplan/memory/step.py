@@ -231,9 +231,7 @@ class StepWalk:
     def _backward(self) -> None:
         accumulated: dict[Parameter, bool] = {}
         shared: dict[Tensor, SharedGradient] = {}
-        seed = seed_of(self.tape)
-        if seed is not None:
-            self._lower(Level(other_bytes=seed.num_bytes), loss=self._ends_in_loss)
+        self._begin_backward()
         for segment in reversed(self.tape.segments):
             remaining = segment.repeat
             own = frozenset(segment.parameters)
@@ -270,16 +268,16 @@ class StepWalk:
         if self.transit is not None:
             self._lower(Level(earlier_bytes=-sum(self.transit.waiting_back)), loss=False)
 
-    @property
-    def _ends_in_loss(self) -> bool:
-        """Whether what comes last is the logits', the loss or what stands for it."""
-        return self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
+    def _begin_backward(self) -> None:
+        """The gradient that comes first, where it is of its own: of the logits, the loss or what stands for it."""
+        seed = seed_of(self.tape)
+        if seed is not None:
+            is_loss = self.tape.segments[-1].component is SegmentComponent.LOGITS_AND_LOSS
+            self._lower(Level(other_bytes=seed.num_bytes), loss=is_loss)
 
     def _split_backward(self) -> None:
         """The passes for the input and for the weights, which keep the graph between them."""
-        seed = seed_of(self.tape)
-        if seed is not None:
-            self._lower(Level(other_bytes=seed.num_bytes), loss=self._ends_in_loss)
+        self._begin_backward()
         from memplan.memory.walks.split_backward import InputsWalk, WeightsWalk  # only for them
 
         walks: dict[Segment, InputsWalk] = {}

@@ -21,8 +21,7 @@ def davit(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """A convolution and a number of blocks for each stage (``Florence2VisionBackbone``)."""
     widths = stage_widths(reader)
     stages = len(widths)
-    kernels = each_stage(reader, "patch_size", stages)
-    depths = each_stage(reader, "depths", stages)
+    kernels, depths = (each_stage(reader, key, stages) for key in ("patch_size", "depths"))
     normed_first = stage_flags(reader, "patch_prenorm", stages)
     times, bias = ratio(reader, "mlp_ratio"), reader.flag("qkv_bias")
     inputs = reader.integer("in_channels")
