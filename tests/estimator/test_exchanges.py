@@ -113,6 +113,7 @@ def test_fsdp_brings_offloaded_shards_for_each_gathering(engine: str, strategy: 
     found = moved(engine=engine, **offloaded)
     again = engine == "fsdp1" or strategy == "full_shard"
     brought = {part: size for (part, kind), size in found.items() if kind is KIND.TO_GPU}
+    # Shards are padded, and FSDP2's tensors rounded up to 512 bytes each: 0.23 % at the most.
     shard = pytest.approx(4 / 8, rel=3e-3)
     assert brought == ({"forward": shard, "backward": shard} if again else {"forward": shard})
     assert found["backward", KIND.TO_HOST] == shard

@@ -62,6 +62,8 @@ class PictureModel(Base):
     """It has a class without a task."""
     bare: ClassVar["type[PictureTask] | None"] = None
     """Its class without a task, where that has more than the base model."""
+    frames = 0
+    """Of each clip; 0: it takes pictures."""
     reads_pooled = True
     """Somebody reads the vector that it returns beside its hidden states."""
 
@@ -77,11 +79,10 @@ class PictureModel(Base):
         return False
 
     def pixels_shape(self) -> tuple[int, ...]:
-        """Of the batch's pictures."""
+        """Of the batch's pictures, or of clips of so many ``frames``."""
         options, kind = self.run.options, self.picture
-        return (
-            options.batch_size, kind.channels, *picture_size(options.image_size, kind),
-        )  # fmt: skip
+        picture = kind.channels, *picture_size(options.image_size, kind)
+        return (options.batch_size, *((self.frames,) if self.frames else ()), *picture)
 
     def pixels(self) -> Handle:
         """The batch's pictures."""

@@ -189,11 +189,6 @@ class TimesformerModel(PictureModel):
         channels = config.integer("num_channels")
         self.picture = self.described(*pair(config, "image_size"), channels=channels, fixed=True)
 
-    def pixels_shape(self) -> tuple[int, ...]:
-        """Of the batch's clips."""
-        batch, *picture = super().pixels_shape()
-        return batch, self.frames, *picture
-
     def left_out(self, ending: str) -> bool:
         """What each frame says of itself alone has no loss in the class: labels are a clip's."""
         del ending

@@ -152,11 +152,6 @@ class VideoMAEModel(PictureModel):
         channels = config.integer("num_channels")
         self.picture = self.described(*pair(config, "image_size"), channels=channels, fixed=True)
 
-    def pixels_shape(self) -> tuple[int, ...]:
-        """Of the batch's clips."""
-        batch, *picture = super().pixels_shape()
-        return batch, self.frames, *picture
-
     def left_out(self, ending: str) -> bool:
         """Which cubes pretraining hides is not written down."""
         return ending == PRETRAINING

@@ -4,7 +4,7 @@ Parameters are split along their first dimension into equal chunks, the last one
 ``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
 """
 
-from math import isqrt, prod
+from math import prod
 
 from memplan.dtypes import DType
 from memplan.errors import SetupError
@@ -16,6 +16,7 @@ from memplan.graph.declaration import declared_parameters
 from memplan.graph.operations.reduction import Multiprocessors
 from memplan.memory.engine_options import frozen_format
 from memplan.memory.fsdp2.options import Fsdp2Options, Wrapping
+from memplan.memory.fsdp2.tables import copy_in_table_bytes, copy_out_table_bytes
 from memplan.memory.rank import RankInput
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.units import ceil_div, round_up
@@ -304,7 +305,7 @@ def _measure(unit: Unit, formats: UnitFormats) -> None:
             shard_numel(each, degree) * formats.gathered_of(each).num_bytes
             for each in unit.parameters
         ]
-        unit.gather_table_bytes = _gather_table_bytes(chunks, degree, formats.device)
+        unit.gather_table_bytes = copy_out_table_bytes(chunks, degree, formats.device)
     _measure_gradients(unit, formats)
 
 
@@ -345,50 +346,13 @@ def _measure_gradients(unit: Unit, formats: UnitFormats) -> None:
     unit.whole_gradient_bytes = sum(allocated_bytes(each.numel, reduce) for each in trained)
     reduced = sum(shard_numel(each, unit.degree) for each in trained)
     unit.reduce_input_bytes = allocated_bytes(reduced * unit.degree, reduce)
-    unit.reduce_table_bytes = _reduce_table_bytes(trained, unit.degree, formats)
+    given = formats.compute_of(trained[0])
+    # No other pair of formats has a kernel of its own.
+    if given is reduce or (given, reduce) == (DType.BF16, DType.FP32):
+        chunks = [shard_numel(each, unit.degree) * reduce.num_bytes for each in trained]
+        unit.reduce_table_bytes = copy_in_table_bytes(chunks)
     unit.reduce_output_bytes = allocated_bytes(reduced, reduce)
     unit.gradient_shard_bytes = allocated_bytes(reduced, kept)
-
-
-THREADS_OF_A_BLOCK = 128
-BYTES_OF_A_BLOCK = 16 * THREADS_OF_A_BLOCK
-"""What a block of the kernels that copy shards out and gradients in writes: 16 bytes by each of its threads."""
-ROUNDS_OF_BLOCKS = 2
-"""The most blocks of a copy out, in what all multiprocessors hold at once."""
-NUMBERS_OF_A_PARAMETER, NUMBERS_BESIDE_PARAMETERS = 4, 1
-"""Two addresses, its size and the sum of all blocks up to it; that sum has one more."""
-NUMBERS_OF_A_GRADIENT, NUMBERS_BESIDE, NUMBER_BYTES = 6, 2, 8
-"""Addresses, sizes and places of each gradient in its table; two of them are sums, with one more."""
-
-
-def _gather_table_bytes(chunks: list[int], degree: int, device: Multiprocessors) -> int:
-    """The table of ``split_with_sizes_copy`` for shards of these sizes [bytes]: a number for each of its blocks.
-
-    (torch 2.13, aten/src/ATen/native/cuda/TensorShape.cu, ``split_with_sizes_copy_out_cuda_contiguous_no_cast``)
-    """
-    num_blocks = sum(ceil_div(each, BYTES_OF_A_BLOCK) for each in chunks)
-    most = device.count * device.threads // THREADS_OF_A_BLOCK * ROUNDS_OF_BLOCKS
-    rounds = ceil_div(num_blocks * degree, most)
-    chunks_at_once = min(isqrt(max(rounds - 1, 0)) + 1, degree)
-    block_bytes = BYTES_OF_A_BLOCK * ceil_div(rounds, chunks_at_once)
-    numbers = sum(ceil_div(each, block_bytes) for each in chunks)
-    numbers += NUMBERS_OF_A_PARAMETER * len(chunks) + NUMBERS_BESIDE_PARAMETERS
-    return round_up(numbers * NUMBER_BYTES, ALLOCATION_ROUNDING)
-
-
-def _reduce_table_bytes(trained: list[Parameter], degree: int, formats: UnitFormats) -> int:
-    """The table of ``_chunk_cat``, which no other pair of formats has a kernel of its own for.
-
-    (torch 2.13, aten/src/ATen/native/cuda/TensorShape.cu, ``get_chunk_cat_metadata``, ``pack_vecs``)
-    """
-    given, reduce = formats.compute_of(trained[0]), formats.reduce_of(trained[0])
-    if given is not reduce and (given, reduce) != (DType.BF16, DType.FP32):
-        return 0
-    num_blocks = sum(
-        ceil_div(shard_numel(each, degree) * reduce.num_bytes, BYTES_OF_A_BLOCK) for each in trained
-    )
-    numbers = num_blocks + NUMBERS_OF_A_GRADIENT * len(trained) + NUMBERS_BESIDE
-    return round_up(numbers * NUMBER_BYTES, ALLOCATION_ROUNDING)
 
 
 def _find_last_gradient(unit: Unit, formats: UnitFormats) -> None:
