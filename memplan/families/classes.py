@@ -32,7 +32,7 @@ def whole_model(
     ``endings`` are those of the classes that the type has, the usual one first; ``context_length``
     counts what the layers see of one sample: patches, or positions.
     """
-    ending = chosen_ending(reader, request, endings)
+    ending = chosen_ending(reader, request.model_type, request.task, endings)
 
     def declare_task(table: ParameterTable, task: Task) -> None:
         declare(table, BARE if task is Task.BASE else ending)
@@ -50,29 +50,30 @@ def _task(ending: str, request: ReadRequest) -> Task:
     return task_named(ending, request.model_type) or Task.OTHER
 
 
-def chosen_ending(reader: ConfigReader, request: ReadRequest, endings: tuple[str, ...]) -> str:
+def chosen_ending(
+    reader: ConfigReader, family: str, asked: Task | None, endings: tuple[str, ...]
+) -> str:
     """The ending of the class that a task asks for, or ``architectures`` name, or the usual one.
 
     Raises ``ConfigError`` for a task that the type has no class for.
     """
-    asked = request.task
     if asked is Task.BASE:
         return BARE
     longest_first = sorted(endings, key=len, reverse=True)
     architectures = reader.texts("architectures")
     for architecture in architectures:
         for ending in longest_first:
-            own = task_named(architecture, request.model_type)
+            own = task_named(architecture, family)
             if architecture.endswith(ending) and asked in {None, Task.OTHER, own}:
                 return ending
     for ending in endings:
-        if asked is not None and task_named(ending, request.model_type) is asked:
+        if asked is not None and task_named(ending, family) is asked:
             return ending
     if asked in {None, Task.OTHER} and not any("For" in each for each in architectures):
         return endings[0]
     wanted = f"task {asked.value!r}" if asked else ", ".join(architectures)
     msg = (
-        f"{reader.source}: {request.model_type}: no class is known for {wanted}; "
+        f"{reader.source}: {family}: no class is known for {wanted}; "
         f"those known end in {', '.join(endings)}"
     )
     raise ConfigError(msg)

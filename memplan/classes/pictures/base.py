@@ -9,7 +9,6 @@ from memplan.classes.base import Base
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.classes import BARE, chosen_ending
-from memplan.families.request import ReadRequest
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
@@ -270,12 +269,9 @@ def ending_of(
 
     Raises ``ConfigError`` for a task that the type has no class for.
     """
-    request = ReadRequest(
-        name=family, model_type=family, task=task, num_labels=None, all_defaults={}
-    )
     usual, *others = base.endings
     bare = (BARE,) if base.stands_alone else ()
-    return chosen_ending(config, request, tuple(dict.fromkeys((usual, *bare, *others))))
+    return chosen_ending(config, family, task, tuple(dict.fromkeys((usual, *bare, *others))))
 
 
 def declare_all(task: Task) -> Tensor:

@@ -7,7 +7,6 @@ from memplan.classes.base import Base
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.classes.pictures.base import declare_all
 from memplan.families.classes import BARE, chosen_ending
-from memplan.families.request import ReadRequest
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
@@ -58,11 +57,8 @@ class SoundModel(Base):
 
         Raises ``ConfigError`` for a task that the type has no class for.
         """
-        request = ReadRequest(
-            name=family, model_type=family, task=task, num_labels=None, all_defaults={}
-        )
         usual, *others = cls.endings
-        return chosen_ending(config, request, (usual, BARE, *others))
+        return chosen_ending(config, family, task, (usual, BARE, *others))
 
     def context_length(self, config: ConfigReader) -> int:
         """What its layers see of a sample."""
