@@ -53,7 +53,7 @@ from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import activated, masked_fill_rows
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.masks import uncached_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary_in_fp32
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -310,7 +310,9 @@ class EsmModel(Encoder):
         inputs_embeds = self.embeddings(batch, length)
         tables: Tables | None = None
         if self.rotary_embeddings is not None:
-            tables = self.rotary_embeddings(inputs_embeds, position_ids(self.run, batch, length))
+            tables = self.rotary_embeddings(
+                inputs_embeds, uncached_positions(self.run, batch, length)
+            )
         sequence_output = self.encoder(inputs_embeds, None, tables)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
         return Encoded(sequence_output, pooled_output)

@@ -7,7 +7,7 @@ from memplan.graph.attention.masks import padding_mask
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
-from memplan.graph.modules.batch import ids_bytes, input_bytes
+from memplan.graph.modules.batch import ids_bytes, input_blocks
 from memplan.graph.stack_context import StackContext
 from memplan.graph.stacks import (
     BASE_MODEL,
@@ -54,14 +54,14 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
         record_tables(t, counted_parts(model), tied=model.head.tied)
         if not model.stacks:
             return t
-    t.inputs_bytes = input_bytes(t, model)
+    t.inputs = input_blocks(t, model)
     stack = model.stacks[0]
     if stack.embedding is not None and stack.embedding.regions is not None:
         options = replace(options, seq_len=options.seq_len + stack.embedding.regions.count)
         t.options = options
-        t.inputs_bytes += _beside_tokens(t, stack.embedding.regions.count)
+        t.inputs += _beside_tokens(t, stack.embedding.regions.count)
     if stack.crossed is not None:
-        t.inputs_bytes += _of_regions(t, model, stack.crossed)
+        t.inputs += _of_regions(t, model, stack.crossed)
     context = StackContext(
         hidden_size=model.hidden_size, batch=t.options.batch_size, seq_len=t.options.seq_len
     )
@@ -74,24 +74,24 @@ def record_single_stack(model: ModelSpec, options: TapeOptions) -> Tape:
     return t
 
 
-def _beside_tokens(t: Tape, regions: int) -> int:
-    """What a batch with a picture's regions holds beside their features [bytes]: masks of tokens and
+def _beside_tokens(t: Tape, regions: int) -> list[int]:
+    """What a batch with a picture's regions holds beside their features, each tensor's [bytes]: masks of tokens and
     regions, labels of regions too, and whether picture and text belong together."""
     batch = t.options.batch_size
     tokens, beside = batch * t.options.seq_len, batch * regions
     labels = ids_bytes(t, tokens) - ids_bytes(t, tokens - beside)
-    masks = ids_bytes(t, tokens - beside) + t.tensor(beside, DType.FP32).storage.num_bytes
-    return labels + masks + ids_bytes(t, batch)
+    masks = ids_bytes(t, tokens - beside), t.tensor(beside, DType.FP32).storage.num_bytes
+    return [labels, *masks, ids_bytes(t, batch)]
 
 
-def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> int:
-    """LXMERT's labels of regions, each with how sure it is, whether the picture fits, and answers [bytes]."""
+def _of_regions(t: Tape, model: ModelSpec, crossed: CrossedSpec) -> list[int]:
+    """LXMERT's labels of regions, each with how sure it is, whether the picture fits, and answers, each tensor's [bytes]."""
     batch = t.options.batch_size
     rows = batch * crossed.regions.count
     losses = model.head.regions.losses if model.head.regions is not None else ()
-    labels = sum(ids_bytes(t, rows) for name, _ in losses if name != FEATURES)
-    sure = len(losses) * t.tensor(rows, t.compute).storage.num_bytes
-    return labels + sure + 2 * ids_bytes(t, batch)
+    labels = [ids_bytes(t, rows) for name, _ in losses if name != FEATURES]
+    sure = len(losses) * [t.tensor(rows, t.compute).storage.num_bytes]
+    return [*labels, *sure, *2 * [ids_bytes(t, batch)]]
 
 
 def embed(t: Tape, model: ModelSpec, stack: StackSpec) -> tuple[Tensor, Parameter]:
