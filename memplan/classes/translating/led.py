@@ -19,7 +19,7 @@ from memplan.classes.translating.layers import (
     LayerParts,
     Projections,
 )
-from memplan.classes.translating.stacks import clamped, projected_heads
+from memplan.classes.translating.stacks import checked, projected_heads
 from memplan.classes.translating.tables import PositionsWithoutOffset, WordEmbedding
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -106,7 +106,7 @@ class LEDEncoderLayer(EncoderLayerParts):
         x = dropout(x, self.dropout)
         x = residual + x
         x = self.final_layer_norm(x)
-        return clamped(x)
+        return checked(x)
 
 
 class LEDDecoderLayer(BartDecoderLayer):
@@ -188,6 +188,7 @@ def inverted(mask: Handle, dtype: DType) -> Handle:
 
 
 class LEDDecoder(BartDecoder):
+    counts = pads = False
     table_class: type[Embedding] = WordEmbedding
     layer_class: Callable[[ConfigReader], LayerParts] = LEDDecoderLayer
     positions_class: Callable[[ConfigReader], Module] = DecoderPositions

@@ -44,6 +44,11 @@ def causal_mask(
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
+def padding(run: Run, batch: int, length: int) -> Handle:
+    """The ones themselves."""
+    return made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
+
+
 def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
     """The causal mask of a class that makes one of ones for its padding, though all tokens are there.
 
