@@ -53,6 +53,8 @@ class HoldingShards(DeepSpeedProgram):
         job, ledger, plan = self.job, self.ledger, self.plan
         trained = [weight for weight in self.order if weight[0].requires_grad]
         shards = self._load_shards()
+        if not job.offloads_optimizer:
+            self.allocate(ALLOCATION_ROUNDING, _BUFFERS, "whether a gradient overflowed")
         if not job.offloads_param:
             for weight in trained:
                 ledger.free(shards[weight])
