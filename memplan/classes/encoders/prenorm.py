@@ -33,6 +33,7 @@ from memplan.classes.encoders.layers import (
 from memplan.classes.encoders.tables import (
     CountedEmbeddings,
     counted_ids,
+    hold_ids,
     positions_behind_padding,
     token_rows,
 )
@@ -160,6 +161,7 @@ class EsmEmbeddings(Module):
     def __init__(self, config: ConfigReader, *, rotary: bool) -> None:
         hidden = config.integer("hidden_size")
         rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
+        self.num_positions = config.integer("max_position_embeddings")
         self.word_embeddings = Embedding(rows, hidden, role=role)
         self.layer_norm = LayerNorm(hidden) if config.flag("emb_layer_norm_before") else None
         self.position_embeddings: Embedding | None = None
@@ -170,6 +172,7 @@ class EsmEmbeddings(Module):
 
     def forward(self, batch: int, length: int) -> Handle:
         run = self.run
+        hold_ids(run, self.num_positions)
         position_ids = counted_ids(self, batch, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         embeddings = inputs_embeds

@@ -302,6 +302,7 @@ class GPTNeoSelfAttention(OlderAttention):
         key = key.float()
         weights = matmul(query, key.transpose(2, 3))
         self.run.buffer(self.max_positions**2, DType.BOOL, before="attn")
+        _mask_value = made_by(self.run, OperationKind.ZEROS, (1,), weights.dtype)
         weights = weights.like(self.run.scale(weights.record, OperationKind.WHERE))
         if mask is not None:
             weights = weights + mask
