@@ -212,7 +212,7 @@ class LongformerEncoder(StackParts):
 
 
 class LongformerEmbeddings(TypesLast, CountedEmbeddings):
-    pass
+    num_buffers = 0
 
 
 class LongformerModel(RobertaModel):

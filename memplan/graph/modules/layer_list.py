@@ -6,7 +6,6 @@ from typing import Any
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
-from memplan.graph.core.pruning import prune
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
@@ -118,8 +117,6 @@ class LayerList(Module):
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
-        if self.streams:
-            prune(self.run.segment)  # nothing reads what the last one hands on
 
 
 class KeptLayers(LayerList):
