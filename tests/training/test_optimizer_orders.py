@@ -97,3 +97,17 @@ def num_parted(ours: list[int], recorded: list[int]) -> int:
 def test_order(record: dict[str, Any]) -> None:
     parted = [num_parted(*each) for each in zip(played(record), record["steps"], strict=True)]
     assert parted == record.get("parted", [0, 0, 0]), record.get("why")
+
+
+def test_a_state_that_is_made_anew_is_there_once() -> None:
+    """Shampoo binds ``momentum_buffer`` to what each step has come to."""
+    model = load_model(DATA["config"], "causal-lm")
+    setup = TrainingSetup(seq_len=64, precision="bf16", optimizer="shampoo")
+    given = prepared(model, setup.resolve(model.context_length, has_bf16=True), None).rank_input
+    ledger = Ledger()
+    program = program_of(given, ledger, workspace_bytes=0)
+    program.run(num_steps=4)
+    begin, end = ledger.steps[-2:]
+    step = ledger.events[begin:end]
+    assert sum(each > 0 for each in step) == sum(each < 0 for each in step)
+    assert ledger.cycle is not None
