@@ -62,6 +62,7 @@ class Stepper:
     def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
         """Make the optimizer; most make their states in the first step."""
         self._check_targets(tensors)
+        self._check_kernels(tensors)
         if self.row.made is Made.CONSTRUCTION:
             self.is_made = True
             self._make(tensors, of)
@@ -91,6 +92,16 @@ class Stepper:
             f"there are {', '.join(names)}"
         )
         raise SetupError(msg)
+
+    def _check_kernels(self, tensors: Sequence[Stepped]) -> None:
+        """Raise ``SetupError`` where a tensor is of a kind that its package cannot step."""
+        if self.row.lacks is None:
+            return
+        script = Script(self.options, first=True)
+        for each in tensors:
+            if lack := self.row.lacks(script, each):
+                msg = f"optimizer: {lack}"
+                raise SetupError(msg)
 
     def step(
         self,

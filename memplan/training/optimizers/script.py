@@ -272,6 +272,10 @@ class OptimizerRow:
     """Gradients go to the CPU as they come, and the step is there."""
     zero_offload: bool = False
     """DeepSpeed has a form of it for the CPU."""
+    lacks: Callable[[Script, Stepped], str] | None = None
+    """What it cannot do with a tensor, in words; empty where it can."""
+    least_capability: tuple[int, int] = (0, 0)
+    """Compute capability from which on its step is one compiled kernel."""
     any_device: bool = False
     """Its step is PyTorch's own operators, which run where the parameters lie: FSDP's offloaded shards on the CPU."""
 
