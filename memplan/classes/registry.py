@@ -114,6 +114,7 @@ CLASSES = {
     "lfm2_moe": "recurrent.lfm2.Lfm2MoeModel",
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
+    "llava": "joined.llava.LlavaModel",
     "llama4_text": "mixed.llama4.Llama4TextModel",
     "longformer": "encoders.longformer.LongformerModel",
     "longt5": "translating.longt5.LongT5Model",
@@ -225,6 +226,14 @@ CLASSES = {
     "zamba2": "recurrent.zamba.Zamba2Model",
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
+
+TOWERS = {
+    "pixtral": "joined.pixtral.PixtralVisionModel",
+    "clip_vision_model": CLASSES["clip_vision_model"],
+    "siglip_vision_model": CLASSES["siglip_vision_model"],
+    "siglip2_vision_model": CLASSES["siglip2_vision_model"],
+}
+"""The same of towers of language models."""
 
 TASKS = {
     Task.BASE: "BaseModel",

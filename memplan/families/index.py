@@ -217,7 +217,7 @@ FAMILY_MODULES: dict[str, str] = {
     "clvp": "written_once",
     "patchtst": "time_series",
     "patchtsmixer": "time_series",
-    "llava": "joined.multimodal",
+    "llava": "written_once",
     "llava_next_video": "joined.multimodal",
     "llava_onevision": "joined.multimodal",
     "video_llava": "joined.multimodal",

@@ -221,7 +221,7 @@ class CLIPVisionModel(Tower):
         last_hidden_state = self.encoder(hidden_states)
         if not self.pools:
             return (last_hidden_state,)
-        begin(self, "vision_model.norm", ModelPart.NORM, last_hidden_state)
+        begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         with self.read():
             pooled_output = last_hidden_state.select(1)
             pooled_output = self.post_layernorm(pooled_output)
@@ -315,11 +315,11 @@ class SiglipVisionModel(Tower):
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         hidden_states = self.embeddings(pixel_values)
         last_hidden_state = self.encoder(hidden_states)
-        begin(self, "vision_model.norm", ModelPart.NORM, last_hidden_state)
+        begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         last_hidden_state = self.post_layernorm(last_hidden_state)
         if "head" not in self.children:
             return (last_hidden_state,)
-        begin(self, "vision_model.pooler", ModelPart.OTHER, last_hidden_state)
+        begin(self, f"{self.tower}.pooler", ModelPart.OTHER, last_hidden_state)
         with self.read():
             pooler_output = self.head(last_hidden_state)
         return last_hidden_state, pooler_output

@@ -100,6 +100,7 @@ class Heads(Module):
     block = LayerBlock.ATTENTION
     names = "q_proj", "k_proj", "v_proj"
     output = "o_proj"
+    output_bias = True
     dropout_key = "attention_probs_dropout_prob"
     eager: Attend | None = None
 
@@ -111,7 +112,9 @@ class Heads(Module):
         for name, has_bias in zip(self.names, bias, strict=True):
             setattr(self, name, Linear(size, width, bias=has_bias))
         if self.output:
-            projection = Linear(width, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
+            projection = Linear(
+                width, size, bias=self.output_bias, role=WeightRole.ATTENTION_OUTPUT
+            )
             setattr(self, self.output, projection)
 
     def biases(self, config: ConfigReader) -> tuple[bool, ...]:

@@ -53,12 +53,6 @@ COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
-    "llava": Multimodal(
-        declare=llava.llava,
-        text=PartSpec(key=TEXT, model_type="llama", flat=True),
-        ties=Ties.EITHER,
-        join=COLLECTED_KEPT,
-    ),
     "vipllava": Multimodal(declare=llava.vip_llava, text=LLAMA),
     "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED_KEPT),
     "llava_next_video": Multimodal(

@@ -502,6 +502,17 @@ def copy_at(x: Handle, part: Handle) -> Handle:
     return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
 
 
+def masked_scatter(x: Handle, mask: Handle, source: Handle) -> Handle:
+    """``x.masked_scatter(mask, source)``: keeps the mask; places are counted beside the result."""
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    places = () if run.decomposed else (allocated_bytes(x.numel, DType.INT64), RESULT)
+    run.record(
+        OperationKind.SCATTER, (x.record, source.record), (made.record,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.FRESH), forward_scratch_bytes=places,
+    )  # fmt: skip
+    return made
+
+
 def relative_position_bucket(distance: Handle) -> Handle:
     """Distances both ways in buckets, near ones of their own (models/mpnet, ``relative_position_bucket``)."""
     kinds = OperationKind

@@ -14,7 +14,7 @@ from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
 from memplan.graph.modules.loops import Loop, repeat, turns
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, beside_of
 
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
@@ -47,6 +47,8 @@ class Run(Tape):
         """How many handles hold each storage."""
         self.loops: list[Loop] = []
         """Of the open segment, those of which some turns alone are recorded."""
+        self.unread: list[object] | None = None
+        """What graphs keep of segments whose results no loss reads; None: the open one's is read."""
         self._outliving: set[Storage] = set()
         self._is_open = True
 
@@ -121,6 +123,7 @@ class Run(Tape):
             again=again,
             further=further,
         )
+        self.segment.beside = beside_of(name)
         self._is_open = True
 
     def finish(self, x: Tensor, *, further: Sequence[Tensor] = ()) -> None:
@@ -136,6 +139,12 @@ class Run(Tape):
             loop = self.loops.pop()
             repeat(self.segment, loop)
             self._touches += loop.each * loop.more
+        if self.unread is not None:
+            from memplan.graph.modules.unread import forget_graph  # only for such segments
+
+            self.unread += forget_graph(self)
+            if x.storage.segment == self.segment.index:
+                x.requires_grad = False
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])
         segment = self.segment
         if segment.input_let_go == len(segment.operations) - 1:

@@ -33,14 +33,20 @@ class UnreadGraph:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        segment = self._run.segment
-        for operation in segment.operations[self._start :]:
-            if not segment.checkpointed:
-                self._held += _names_of(self._run, operation.saved)
-            operation.forget()
-            for read in operation.inputs:
-                if isinstance(read, Parameter):
-                    read.unused = True
+        self._held += forget_graph(self._run, self._start)
+
+
+def forget_graph(run: Run, start: int = 0) -> list[Handle]:
+    """Of the open segment, from an operation on; returns names for what it keeps."""
+    segment, held = run.segment, []
+    for operation in segment.operations[start:]:
+        if not segment.checkpointed:
+            held += _names_of(run, operation.saved)
+        operation.forget()
+        for read in operation.inputs:
+            if isinstance(read, Parameter):
+                read.unused = True
+    return held
 
 
 def unread_graph(run: Run) -> list[Handle]:
