@@ -115,6 +115,9 @@ CLASSES = {
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
     "llava": "joined.llava.LlavaModel",
+    "aria": "joined.aria.AriaModel",
+    "janus": "joined.janus.JanusModel",
+    "ovis2": "joined.ovis2.Ovis2Model",
     "aya_vision": "joined.shuffled.AyaVisionModel",
     "cohere2_vision": "joined.shuffled.Cohere2VisionModel",
     "colpali": "joined.retrieving.ColPaliModel",
@@ -248,6 +251,8 @@ TOWERS = {
     **dict.fromkeys(
         ("idefics3_vision", "smolvlm_vision"), "joined.shuffled.Idefics3VisionTransformer"
     ),
+    "janus_vision_model": "joined.janus.JanusVisionModel",
+    "ovis2_vision": "joined.ovis2.Ovis2VisionModel",
     "internvl_vision": "joined.internvl.InternVLVisionModel",
     "pixtral": "joined.pixtral.PixtralVisionModel",
     "clip_vision_model": CLASSES["clip_vision_model"],
