@@ -271,6 +271,11 @@ TASKS = {
 """The class around it (``memplan.classes.heads``)."""
 
 
+def is_joined(model_type: str) -> bool:
+    """Whether a type is a language model with towers beside it."""
+    return CLASSES.get(model_type, "").startswith("joined.")
+
+
 def base_class(model_type: str) -> "type[Base]":
     """The class of a type's base model."""
     return class_at(CLASSES[model_type])

@@ -213,7 +213,7 @@ class JoinedModel(Base):
         if run.unread is not None:
             if run.segment.output is None:
                 run.finish(last_hidden_state.record)
-            self.named += run.unread
+            self.named.append(run.unread)
             run.unread = None
         return last_hidden_state, states
 
