@@ -114,6 +114,27 @@ CLASSES = {
     "lfm2_moe": "recurrent.lfm2.Lfm2MoeModel",
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
+    "llava": "joined.llava.LlavaModel",
+    "aria": "joined.aria.AriaModel",
+    "janus": "joined.janus.JanusModel",
+    "ovis2": "joined.ovis2.Ovis2Model",
+    "aya_vision": "joined.shuffled.AyaVisionModel",
+    "cohere2_vision": "joined.shuffled.Cohere2VisionModel",
+    "colpali": "joined.retrieving.ColPaliModel",
+    "deepseek_vl": "joined.plain.DeepseekVLModel",
+    "gemma3": "joined.plain.Gemma3Model",
+    "idefics3": "joined.shuffled.Idefics3Model",
+    "internvl": "joined.shuffled.InternVLModel",
+    "lfm2_vl": "joined.shuffled.Lfm2VlModel",
+    "modernvbert": "joined.shuffled.ModernVBertModel",
+    "paligemma": "joined.plain.PaliGemmaModel",
+    "smolvlm": "joined.shuffled.SmolVLMModel",
+    "llava_next": "joined.llava.LlavaNextModel",
+    "llava_next_video": "joined.llava.LlavaNextVideoModel",
+    "llava_onevision": "joined.llava.LlavaOnevisionModel",
+    "mistral3": "joined.llava.Mistral3Model",
+    "video_llava": "joined.llava.VideoLlavaModel",
+    "vipllava": "joined.llava.VipLlavaModel",
     "llama4_text": "mixed.llama4.Llama4TextModel",
     "longformer": "encoders.longformer.LongformerModel",
     "longt5": "translating.longt5.LongT5Model",
@@ -226,6 +247,20 @@ CLASSES = {
 }
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
+TOWERS = {
+    **dict.fromkeys(
+        ("idefics3_vision", "smolvlm_vision"), "joined.shuffled.Idefics3VisionTransformer"
+    ),
+    "janus_vision_model": "joined.janus.JanusVisionModel",
+    "ovis2_vision": "joined.ovis2.Ovis2VisionModel",
+    "internvl_vision": "joined.internvl.InternVLVisionModel",
+    "pixtral": "joined.pixtral.PixtralVisionModel",
+    "clip_vision_model": CLASSES["clip_vision_model"],
+    "siglip_vision_model": CLASSES["siglip_vision_model"],
+    "siglip2_vision_model": CLASSES["siglip2_vision_model"],
+}
+"""The same of towers of language models."""
+
 TASKS = {
     Task.BASE: "BaseModel",
     Task.CAUSAL_LM: "ForCausalLM",
@@ -234,6 +269,11 @@ TASKS = {
     Task.OTHER: "ForRetrieval",
 }
 """The class around it (``memplan.classes.heads``)."""
+
+
+def is_joined(model_type: str) -> bool:
+    """Whether a type is a language model with towers beside it."""
+    return CLASSES.get(model_type, "").startswith("joined.")
 
 
 def base_class(model_type: str) -> "type[Base]":
