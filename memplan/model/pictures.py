@@ -13,6 +13,8 @@ class PictureSpec:
     """0: it reads texts alone."""
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
+    patch: tuple[int, int] = (1, 1)
+    """Height and width of the patches that the batch brings pictures cut into [pixels]; 1: it brings them whole."""
     fixed: bool = False
     """The class takes no others."""
     casts: bool = False

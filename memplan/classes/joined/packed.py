@@ -1,0 +1,175 @@
+"""Towers for pictures that keep their proportions: the patches of all of them in one row, of which each stretch (a picture,
+or a window of one) sees itself alone.
+
+(transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py: ``VisionAttention``, ``Qwen2VLVisionRotaryEmbedding``)
+"""
+
+from math import prod
+
+from memplan.classes.pictures.base import PictureModel
+from memplan.dtypes import DType
+from memplan.families.towers.sizes import PICTURE
+from memplan.fast_dataclass import replace
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.segments import Gradient
+from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.modules.attention import attention_function
+from memplan.graph.modules.basic import Linear
+from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.module import Module
+from memplan.graph.modules.rotary import RotaryEmbedding, Tables, concatenate, rotate_half
+from memplan.graph.towers.images import picture_size
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
+
+
+class PackedTower(PictureModel):
+    """Its pictures come cut into patches."""
+
+    recomputes = casts = True
+    frames_spanned = 1
+    """Pictures that a patch spans, the same one where there is no video."""
+
+    def cut_into(self, height: int, width: int, *, channels: int) -> None:
+        """Say how large patches are, once its layers are there."""
+        self.picture = replace(self.described(*PICTURE, channels=channels), patch=(height, width))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches of a picture down and across."""
+        height, width = picture_size(self.run.options.image_size, self.picture)
+        tall, wide = self.picture.patch
+        return height // tall, width // wide
+
+    def pixels_shape(self) -> tuple[int, ...]:
+        """Of all patches."""
+        high, wide = self.grid
+        features = self.picture.channels * self.frames_spanned * prod(self.picture.patch)
+        return self.num_pictures * high * wide, features
+
+
+class AxialRotaryEmbedding(RotaryEmbedding):
+    """Angles of rows and of columns, put together behind cosines and sines; in fp32."""
+
+    def of_patches(self, rows: int) -> Tables:
+        """Of so many patches."""
+        self.hold_frequencies(self.width // 2)
+        freqs = made_by(self.run, OperationKind.MUL, (rows, 2, self.width // 4), DType.FP32)
+        cos = freqs.apart(OperationKind.COS).apart(OperationKind.MUL_SCALAR)
+        sin = freqs.apart(OperationKind.SIN).apart(OperationKind.MUL_SCALAR)
+        cos = self.recomposed(cos)
+        sin = self.recomposed(sin)
+        return cos, sin
+
+    def recomposed(self, freq: Handle) -> Handle:
+        """``recomposition_frequencies``."""
+        freq_hw = made_from(OperationKind.CAT, (freq.shape[0], self.width // 2), DType.FP32, freq)
+        return made_from(OperationKind.CAT, (freq.shape[0], self.width), DType.FP32, freq_hw)
+
+
+def apply_rotary_pos_emb_vision(q: Handle, k: Handle, cos: Handle, sin: Handle) -> Tables:
+    """In fp32, cast back."""
+    dtype = q.dtype
+    q, k = q.float(), k.float()
+    cos, sin = cos.unsqueeze(-2).float(), sin.unsqueeze(-2).float()
+    q_embed = (q * cos) + (rotate_half(q) * sin)
+    k_embed = (k * cos) + (rotate_half(k) * sin)
+    q_embed = q_embed.to(dtype)
+    k_embed = k_embed.to(dtype)
+    return q_embed, k_embed
+
+
+class VisionAttention(Module):
+    """Queries, keys and values of one matrix, turned by where their patches are."""
+
+    block = LayerBlock.ATTENTION
+    bias = output_bias = True
+
+    def __init__(self, config: ConfigReader, size: int) -> None:
+        self.num_heads = config.integer("num_heads", "num_attention_heads")
+        self.head_dim = config.divide("hidden_size", size, "num_heads", self.num_heads)
+        self.add_projections(config, size)
+
+    def add_projections(self, config: ConfigReader, size: int) -> None:
+        """Declare its layers."""
+        del config
+        self.qkv = Linear(size, 3 * size, bias=True)
+        self.proj = Linear(size, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
+
+    def projected(self, hidden_states: Handle) -> tuple[Handle, Handle, Handle]:
+        """All three, of (patches, heads, width)."""
+        rows = hidden_states.shape[0]
+        qkv = self.qkv(hidden_states).reshape(rows, 3, self.num_heads, -1).permute(1, 0, 2, 3)
+        query_states, key_states, value_states = qkv.unbind(0)
+        return query_states, key_states, value_states
+
+    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+        query_states, key_states, value_states = self.projected(hidden_states)
+        if tables is not None:
+            query_states, key_states = apply_rotary_pos_emb_vision(
+                query_states, key_states, *tables
+            )
+        query_states = query_states.transpose(0, 1).unsqueeze(0)
+        key_states = key_states.transpose(0, 1).unsqueeze(0)
+        value_states = value_states.transpose(0, 1).unsqueeze(0)
+        attn_output = in_stretches(query_states, key_states, value_states, stretches)
+        attn_output = attn_output.reshape(hidden_states.shape[0], -1).contiguous()
+        attn_output = self.proj(attn_output)
+        return attn_output
+
+
+def in_stretches(query: Handle, key: Handle, value: Handle, count: int) -> Handle:
+    """Attention within each stretch, of which all results are joined, be it a single one.
+
+    They are alike, so that they are written down as a batch; only what a kernel keeps beside its result is small
+    for each, and takes a block of its own.
+    """
+    run, rows = query.run, query.shape[2]
+    attend = attention_function(run, causal=False)
+    query, key, value = (cut(each, count) for each in (query, key, value))
+    out, _ = attend(query, key, value, None, 0.0)
+    del _
+    if run.kernels.attention.is_package:
+        return out.view(1, rows, *out.shape[2:])
+    joined = empty(run, (1, rows, *out.shape[2:]), out.dtype)
+    kept = []
+    if run.kernels.attention is AttentionKernel.SDPA and count > 1:
+        kept = [run.tensor(kept_bytes(query.shape[1], rows, count), DType.BOOL)]
+    run.record(
+        OperationKind.CAT, (out.record,), (joined.record, *kept), saves=kept,
+        gradients=(Gradient.ALIAS,),
+    )  # fmt: skip
+    return out.leads_to(joined, in_rows(out.shape))
+
+
+def cut(x: Handle, count: int) -> Handle:
+    """``torch.split`` along the rows: the gradients of all parts are joined."""
+    run, (_, heads, rows, width) = x.run, x.shape
+    each, strides = rows // count, x.strides
+    shape = count, heads, each, width
+    made = Handle(run, run.view(x.record, x.numel), shape, (each * strides[2], *strides[1:]))
+    if run.kernels.attention.is_package:
+        return made  # it is told where each begins
+    run.record(OperationKind.SPLIT, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def kept_bytes(heads: int, rows: int, count: int) -> int:
+    """What as many kernels keep more than one: sums of exponentials, the state of random numbers."""
+    states = RANDOM_STATES * allocated_bytes(1, DType.INT64)
+    each = allocated_bytes(heads * (rows // count), DType.FP32) + states
+    once = allocated_bytes(heads * rows, DType.FP32) + states
+    return max(0, count * each - once)
+
+
+RANDOM_STATES = 2
+"""Tensors that a fused kernel returns for dropout, be there none."""
+
+
+def collected(image_features: Handle, pictures: int) -> Handle:
+    """``torch.cat(torch.split(image_features, ...))``, a part for each picture."""
+    each = image_features.shape[0] // pictures
+    return concatenate(*image_features.split(*(each,) * pictures, dim=0), dim=0)
