@@ -20,6 +20,7 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, concatenate, rotate_half
+from memplan.graph.modules.strides import view_strides
 from memplan.graph.towers.images import picture_size
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock, WeightRole
@@ -86,7 +87,8 @@ class VisionAttention(Module):
     """Queries, keys and values of one matrix, turned by where their patches are."""
 
     block = LayerBlock.ATTENTION
-    bias = output_bias = True
+    output = "proj"
+    """What it calls the layer that leads back to the hidden size."""
 
     def __init__(self, config: ConfigReader, size: int) -> None:
         self.num_heads = config.integer("num_heads", "num_attention_heads")
@@ -95,9 +97,14 @@ class VisionAttention(Module):
 
     def add_projections(self, config: ConfigReader, size: int) -> None:
         """Declare its layers."""
+        bias, output_bias = self.biases(config)
+        self.qkv = Linear(size, 3 * size, bias=bias)
+        self.proj = Linear(size, size, bias=output_bias, role=WeightRole.ATTENTION_OUTPUT)
+
+    def biases(self, config: ConfigReader) -> tuple[bool, bool]:
+        """Of what it reads with, and of what leads back."""
         del config
-        self.qkv = Linear(size, 3 * size, bias=True)
-        self.proj = Linear(size, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
+        return True, True
 
     def projected(self, hidden_states: Handle) -> tuple[Handle, Handle, Handle]:
         """All three, of (patches, heads, width)."""
@@ -117,8 +124,16 @@ class VisionAttention(Module):
         value_states = value_states.transpose(0, 1).unsqueeze(0)
         attn_output = in_stretches(query_states, key_states, value_states, stretches)
         attn_output = attn_output.reshape(hidden_states.shape[0], -1).contiguous()
-        attn_output = self.proj(attn_output)
+        attn_output = self.children[self.output](attn_output)
         return attn_output
+
+
+def in_heads(x: Handle, head_dim: int) -> Handle:
+    """``x.view(patches, -1, head_dim)``."""
+    shape = x.shape[0], x.shape[1] // head_dim, head_dim
+    strides = view_strides(x.shape, x.strides, shape)
+    assert strides is not None
+    return x.viewed(shape, strides)
 
 
 def in_stretches(query: Handle, key: Handle, value: Handle, count: int) -> Handle:

@@ -3,7 +3,7 @@
 (transformers 5.23, modeling_*.py of models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from memplan.classes.joined.base import TOWER, JoinedModel
@@ -291,19 +291,22 @@ def weighed(rows: Handle, shares: Handle) -> Handle:
     return summed_over(product, 1)
 
 
-class SectionedQwen2Model(Qwen2Model):
-    """Heads are as wide as the hidden size says, and know positions of three axes."""
+class SectionedModel(LlamaModel):
+    """Positions are of three axes, and some keys mean nothing whatever the config says."""
 
     rotary_class = SectionedRotaryEmbedding
+    fixed: ClassVar[Mapping[str, object]] = {}
 
     def __init__(self, config: ConfigReader) -> None:
-        super().__init__(same_class(config, {**config.config, "head_dim": None}))
+        super().__init__(same_class(config, {**config.config, **self.fixed}))
 
 
-class DeepstackModel(LlamaModel):
+class Qwen2VLTextModel(SectionedModel, Qwen2Model):
+    fixed: ClassVar[Mapping[str, object]] = {"head_dim": None}
+
+
+class DeepstackModel(SectionedModel):
     """What the tower's layers gave early is added to what its first layers give."""
-
-    rotary_class = SectionedRotaryEmbedding
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
