@@ -110,6 +110,12 @@ CLASSES = {
     "jamba": "recurrent.hybrids.JambaModel",
     "jetmoe": "mixed.jetmoe.JetMoeModel",
     "jina_embeddings_v3": "encoders.turned.JinaEmbeddingsV3Model",
+    "kimi_k25": "joined.packed_kin.KimiModel",
+    "minicpmv4_6": "joined.packed_kin.MiniCPMModel",
+    "muse_glimmer": "joined.packed_kin.MuseModel",
+    "paddleocr_vl": "joined.packed_kin.PaddleOCRVLModel",
+    "paddleocr_vl_text": "joined.packed_kin.PaddleOCRTextModel",
+    "video_llama_3": "joined.packed_kin.VideoLlama3Model",
     "kimi_k2": "mixed.latent.DeepseekV3Model",
     "kimi_linear": "recurrent.kimi.KimiLinearModel",
     "kosmos_2_5_text_model": "older.kosmos.Kosmos25TextTransformer",
@@ -245,6 +251,11 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "kimi_k25_vision": "joined.packed_kin.KimiVisionModel",
+    "minicpmv4_6_vision": "joined.packed_kin.MiniCPMVisionModel",
+    "muse_glimmer_vision": "joined.packed_kin.MuseVisionModel",
+    "paddleocr_vl_vision": "joined.packed_kin.PaddleOCRVisionModel",
+    "video_llama_3_vision": "joined.packed_kin.VideoLlama3VisionModel",
     "exaone4_5_vision": "joined.glm_vl.Exaone45VisionModel",
     "glm4v_vision": "joined.glm_vl.Glm4vVisionModel",
     "glm4v_moe_vision": "joined.glm_vl.Glm4vVisionModel",

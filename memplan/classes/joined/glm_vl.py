@@ -67,8 +67,8 @@ class GlmTower(QwenTower):
     def add_merger(self, config: ConfigReader) -> None:
         self.merger = Glm4vVisionPatchMerger(config, self.merger_width(config))
         self.add_norms()
-        self.side, outputs = config.integer("spatial_merge_size"), config.integer("out_hidden_size")
-        self.downsample = Conv2d(self.width, outputs, self.side, stride=(self.side, self.side))
+        side, outputs = self.joins, config.integer("out_hidden_size")
+        self.downsample = Conv2d(self.width, outputs, side, stride=(side, side))
         self.post_layernorm = RMSNorm(self.width)
 
     def add_norms(self) -> None:
@@ -76,7 +76,7 @@ class GlmTower(QwenTower):
 
     def merged_states(self, hidden_states: Handle) -> tuple[Handle, ...]:
         hidden_states = self.post_layernorm(hidden_states)
-        hidden_states = hidden_states.view(-1, self.side, self.side, self.width)
+        hidden_states = hidden_states.view(-1, self.joins, self.joins, self.width)
         hidden_states = hidden_states.permute(0, 3, 1, 2)
         hidden_states = self.downsample(hidden_states)
         hidden_states = hidden_states.view(-1, hidden_states.shape[1])

@@ -7,15 +7,17 @@ or a window of one) sees itself alone.
 from math import prod
 
 from memplan.classes.pictures.base import PictureModel
+from memplan.classes.pictures.vit import two_linear
 from memplan.dtypes import DType
+from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import PICTURE
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import attention_function
-from memplan.graph.modules.basic import Linear
-from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
+from memplan.graph.modules.functional import made_from, summed_over
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module
@@ -33,6 +35,8 @@ class PackedTower(PictureModel):
     recomputes = casts = True
     frames_spanned = 1
     """Pictures that a patch spans, the same one where there is no video."""
+    joins = 1
+    """Patches along a side that become one of the text's tokens: its processor resizes pictures to multiples of these."""
 
     def cut_into(self, height: int, width: int, *, channels: int) -> None:
         """Say how large patches are, once its layers are there."""
@@ -42,8 +46,8 @@ class PackedTower(PictureModel):
     def grid(self) -> tuple[int, int]:
         """Patches of a picture down and across."""
         height, width = picture_size(self.run.options.image_size, self.picture)
-        tall, wide = self.picture.patch
-        return height // tall, width // wide
+        tall, wide = (each * self.joins for each in self.picture.patch)
+        return max(1, height // tall) * self.joins, max(1, width // wide) * self.joins
 
     def pixels_shape(self) -> tuple[int, ...]:
         """Of all patches."""
@@ -182,6 +186,70 @@ def kept_bytes(heads: int, rows: int, count: int) -> int:
 
 RANDOM_STATES = 2
 """Tensors that a fused kernel returns for dropout, be there none."""
+
+
+class SeparateAttention(VisionAttention):
+    """Each with a matrix of its own."""
+
+    names = "k_proj", "v_proj", "q_proj", "out_proj"
+    output = "out_proj"
+
+    def add_projections(self, config: ConfigReader, size: int) -> None:
+        del config
+        for name in self.names:
+            role = WeightRole.ATTENTION_OUTPUT if name == self.output else WeightRole.MATRIX
+            setattr(self, name, Linear(size, size, bias=True, role=role))
+
+    def projected(self, hidden_states: Handle) -> tuple[Handle, Handle, Handle]:
+        query_states = in_heads(self.children["q_proj"](hidden_states), self.head_dim)
+        key_states = in_heads(self.children["k_proj"](hidden_states), self.head_dim)
+        value_states = in_heads(self.children["v_proj"](hidden_states), self.head_dim)
+        return query_states, key_states, value_states
+
+
+class EncoderLayer(Module):
+    """SigLIP's, of patches in a row."""
+
+    def __init__(self, config: ConfigReader, attention: Module) -> None:
+        size, inner = config.integer("hidden_size"), config.integer("intermediate_size")
+        active = tower_activation(config, "hidden_act", default="gelu_pytorch_tanh")
+        self.layer_norm1 = LayerNorm(size)
+        self.self_attn = attention
+        self.layer_norm2 = LayerNorm(size)
+        self.mlp = two_linear(size, inner, active)
+
+    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+        residual = hidden_states
+        hidden_states = self.layer_norm1(hidden_states)
+        hidden_states = self.self_attn(hidden_states, stretches, tables)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.layer_norm2(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = residual + hidden_states
+        return hidden_states
+
+
+def weighed(rows: Handle, shares: Handle) -> Handle:
+    """``(rows * shares[:, :, None]).sum(1)``."""
+    product = rows * shares
+    del rows, shares
+    return summed_over(product, 1)
+
+
+def interpolated(table: Embedding, patches: int) -> Handle:
+    """Positions of patches, each mixed from four rows of a table (``get_vision_interpolation_indices_and_weights``)."""
+    run = table.run
+    interp_indices = made_by(run, OperationKind.ARANGE, (patches, 4), DType.INT64)
+    interp_weights = made_by(run, OperationKind.ARANGE, (patches, 4, 1), DType.FP32)
+    return weighed(table((patches, 4), interp_indices), interp_weights)
+
+
+def joined_patches(x: Handle, side: int, wide: int) -> Handle:
+    """Neighbours side by side, of rows of so many patches: a copy."""
+    rows, size = x.shape
+    x = x.view(rows // (side * wide), side, wide // side, side, size)
+    return x.permute(0, 2, 1, 3, 4).reshape(-1, side * side * size)
 
 
 def collected(image_features: Handle, pictures: int) -> Handle:

@@ -12,6 +12,7 @@ from memplan.classes.joined.packed import (
     PackedTower,
     VisionAttention,
     collected,
+    interpolated,
 )
 from memplan.classes.llama import GatedMLP, LlamaModel, Qwen2Model, Qwen3Model
 from memplan.classes.mixed.mixtures import Qwen3MoeModel
@@ -33,7 +34,7 @@ from memplan.graph.modules.basic import (
     RMSNorm,
     spare,
 )
-from memplan.graph.modules.functional import copy_at, index, made_from, rows_of, summed_over
+from memplan.graph.modules.functional import copy_at, index, made_from, rows_of
 from memplan.graph.modules.grids import Conv3d
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
@@ -99,7 +100,8 @@ class QwenTower(PackedTower):
     def __init__(self, config: ConfigReader) -> None:
         self.width = config.integer(self.width_key)
         self.frames_spanned = config.integer("temporal_patch_size")
-        self.merged = self.width * config.integer("spatial_merge_size") ** 2
+        self.joins = config.integer("spatial_merge_size")
+        self.merged = self.width * self.joins**2
         self.add_embeddings(config)
         heads = config.integer("num_heads")
         head_dim = config.divide(self.width_key, self.width, "num_heads", heads)
@@ -240,10 +242,7 @@ class Qwen35VisionModel(QwenTower):
         self.merger = Qwen3VLVisionPatchMerger(self.width, self.merged, self.outputs, joined=False)
 
     def placed(self, hidden_states: Handle) -> Handle:
-        rows = hidden_states.shape[0]
-        interp_indices = made_by(self.run, OperationKind.ARANGE, (rows, 4), DType.INT64)
-        interp_weights = made_by(self.run, OperationKind.ARANGE, (rows, 4, 1), DType.FP32)
-        pos_embeds = weighed(self.pos_embed((rows, 4), interp_indices), interp_weights)
+        pos_embeds = interpolated(self.pos_embed, hidden_states.shape[0])
         hidden_states = hidden_states + pos_embeds.to(hidden_states.dtype)
         return hidden_states
 
@@ -282,13 +281,6 @@ class Qwen3VLVisionMLP(InOrder):
             linear_fc1=Linear(size, inner, bias=True), act_fn=ActivationModule(active),
             linear_fc2=Linear(inner, size, bias=True),
         )  # fmt: skip
-
-
-def weighed(rows: Handle, shares: Handle) -> Handle:
-    """``(rows * shares[:, :, None]).sum(1)``."""
-    product = rows * shares
-    del rows, shares
-    return summed_over(product, 1)
 
 
 class SectionedModel(LlamaModel):
