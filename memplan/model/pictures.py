@@ -13,12 +13,12 @@ class PictureSpec:
     """0: it reads texts alone."""
     image: tuple[int, int]
     """Height and width where the setup says nothing else [pixels]."""
-    patch: tuple[int, int] = (1, 1)
-    """Height and width of the patches that the batch brings pictures cut into [pixels]; 1: it brings them whole."""
     fixed: bool = False
     """The class takes no others."""
     casts: bool = False
     """The class casts them itself, so that they come in fp32."""
+    patch: tuple[int, int] = (1, 1)
+    """Height and width of what a token is made of, where others ask for it [pixels]."""
     crops: int = 1
     """Each comes in so many of this size."""
     num_layers: int = 0

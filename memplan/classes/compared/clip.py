@@ -293,13 +293,17 @@ class SiglipVisionModel(Tower):
     prefix = tower = "vision_model"
     attention_class = SiglipAttention
     casts = True
-    fixed = True
+    fixed = pools = True
+
+    def mask(self, hidden_states: Handle) -> Handle | None:  # noqa: ARG002
+        """What its layers' scores are masked by."""
+        return None
 
     def __init__(self, config: ConfigReader) -> None:
         self.context = config.optional_integer("num_patches") or patches_across(config) ** 2
         self.embeddings = self.embedded(config)
         self.add_layers(config, "vision_model")
-        if config.flag("vision_use_head", default=True):
+        if self.pools and config.flag("vision_use_head", default=True):
             self.head = SiglipHead(config, self.width)
         channels = config.integer("num_channels")
         self.picture = self.described(self.side(config), channels=channels, fixed=self.fixed)
@@ -314,7 +318,7 @@ class SiglipVisionModel(Tower):
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         hidden_states = self.embeddings(pixel_values)
-        last_hidden_state = self.encoder(hidden_states)
+        last_hidden_state = self.encoder(hidden_states, self.mask(hidden_states))
         begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         last_hidden_state = self.post_layernorm(last_hidden_state)
         if "head" not in self.children:

@@ -11,7 +11,7 @@ from memplan.classes.pictures.base import PictureModel, as_tower, begin, begin_t
 from memplan.classes.registry import CLASSES, TOWERS, base_class, class_at
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, unknown_part
+from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, same_class, unknown_part
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Embedding, spare, spare_alone
@@ -61,6 +61,8 @@ class JoinedModel(Base):
     @classmethod
     def named_task(cls, config: ConfigReader, model: ModelSpec) -> type[Any] | None:
         """That of the text's class."""
+        if cls.tasks:
+            return cls.tasks.get(model.task)
         part = read_text(config, cls.text)
         kind = base_class(part.model_type)
         return kind.named_task(part.reader, model) or kind.tasks.get(model.task)
@@ -81,14 +83,8 @@ class JoinedModel(Base):
     def add_tower(
         self, config: ConfigReader, kind: str = "", fills: Mapping[str, object] = EMPTY
     ) -> PictureModel:
-        """The class of the tower that the config names."""
-        part = read_part(config, PartSpec(key=VISION, model_type=kind, fills=fills))
-        if part.model_type not in TOWERS:
-            raise unknown_part(part, TOWERS)
-        made = class_at(TOWERS[part.model_type])(part.reader)
-        assert isinstance(made, PictureModel)
-        as_tower(made, TOWER)
-        made.beside_text, made.reads_pooled = True, False
+        """The tower that pictures go through."""
+        made = made_tower(config, TOWER, kind, fills)
         setattr(self, self.sees, made)
         self.picture = made.picture
         return made
@@ -122,33 +118,31 @@ class JoinedModel(Base):
 
     def segment_of(self, child: str) -> str:
         """How the names of a part's segments begin."""
-        return {self.called: "", self.sees: TOWER}.get(child, PROJECTOR)
+        if child == self.called:
+            return ""
+        return getattr(self.children[child], "tower", PROJECTOR)
 
     def ties_head(self, config: ConfigReader, tied: bool) -> bool:
         """The outer config says so; where the text's keys stand in it, its flag is the outer one's alone."""
         del tied
-        is_nested = self.part.reader.config is not config.config
-        inner = is_nested and self.nested_ties and self.part.reader.flag("tie_word_embeddings")
-        return config.flag("tie_word_embeddings") or inner
+        inner = self.part.reader
+        if inner.config is config.config:
+            inner = same_class(inner, {})
+        is_tied = config.flag("tie_word_embeddings")
+        return is_tied or (self.nested_ties and inner.flag("tie_word_embeddings"))
 
     def output_rows(self, config: ConfigReader) -> int:
         """Of an untied output matrix; 0: the text's vocabulary."""
         del config
         return 0
 
+    def told(self, model: ModelSpec, task: TaskKind | None) -> ModelSpec:  # noqa: ARG002
+        """What others read of it, where the class changes it for a task that is asked for."""
+        return model
+
     def keep_logits(self) -> None:
         """As the text model."""
         self.words.keep_logits()
-
-    def before_head(self, x: Handle) -> Handle:
-        """As the text model."""
-        made: Handle = self.words.before_head(x)
-        return made
-
-    def adjusted(self, logits: Handle) -> Handle:
-        """As the text model."""
-        made: Handle = self.words.adjusted(logits)
-        return made
 
     # --- the passes ----------------------------------------------------------------------------------------
 
@@ -164,6 +158,10 @@ class JoinedModel(Base):
         for name, each in self.children.items():
             if name in self.unseen or (each is not self.words and not self.is_shown):
                 spare_segments(each, self.segment_of(name))
+        if self.weights and not self.is_shown:
+            self.run.begin(PROJECTOR, frozen=self.is_frozen(ModelPart.OTHER, PROJECTOR))
+            spare_alone(self)
+            self.run.end(self.run.tensor(0, DType.FP32))
 
     @property
     def is_shown(self) -> bool:
@@ -195,15 +193,18 @@ class JoinedModel(Base):
         """``torch.cat(image_features, dim=0)`` of a list of them, where the class makes one."""
         return image_features
 
-    def look(self, pixel_values: Handle | None = None) -> tuple[Handle, dict[int, Handle]]:
+    def pictures(self) -> Handle:
+        """What the tower is given."""
+        return self.eye.pixels()
+
+    def look(self) -> tuple[Handle, dict[int, Handle]]:
         """The tower's last hidden state, and those that are captured, by their numbers.
 
         What it returns the class's own frame names until the text model has returned.
         """
         run, tower = self.run, self.eye
         begin_tower(tower, TOWER)
-        given = tower.pixels() if pixel_values is None else pixel_values
-        last_hidden_state, *_ = tower(given)
+        last_hidden_state, *_ = tower(self.pictures())
         states: dict[int, Handle] = {}
         for each in tower.layer_lists:
             states |= each.take_states()
@@ -241,6 +242,23 @@ class CollectedModel(JoinedModel):
         if len(pictures) > 1:
             return concatenate(*image_features.unbind(0), dim=0)
         return concatenate(image_features.view(-1, width), dim=0)
+
+
+def made_tower(
+    config: ConfigReader, name: str, kind: str = "", fills: Mapping[str, object] = EMPTY
+) -> PictureModel:
+    """The class of the tower that the config names; its segments' names begin with another one.
+
+    Raises ``ConfigError`` for a type that is none.
+    """
+    part = read_part(config, PartSpec(key=VISION, model_type=kind, fills=fills))
+    if part.model_type not in TOWERS:
+        raise unknown_part(part, TOWERS)
+    made = class_at(TOWERS[part.model_type])(part.reader)
+    assert isinstance(made, PictureModel)
+    as_tower(made, name)
+    made.beside_text, made.reads_pooled = True, False
+    return made
 
 
 def read_text(config: ConfigReader, text: PartSpec) -> Part:

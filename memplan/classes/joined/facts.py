@@ -26,7 +26,7 @@ def read_joined(base: JoinedModel, reader: ConfigReader, request: ReadRequest) -
         loss_upcast=text.head.loss_upcast and not base.plain_logits,
     )
     says_dtype = reader.raw("dtype", "torch_dtype") is not None
-    return replace(
+    model = replace(
         text,
         family=request.model_type,
         head=head,
@@ -35,3 +35,4 @@ def read_joined(base: JoinedModel, reader: ConfigReader, request: ReadRequest) -
         checkpoint_dtype=checkpoint_dtype(reader if says_dtype else part.reader),
         blueprint=blueprint_from(reader, request.model_type),
     )
+    return base.told(model, request.task)

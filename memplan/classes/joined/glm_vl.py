@@ -7,27 +7,34 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
-from memplan.classes.joined.packed import VisionAttention, in_heads
+from memplan.classes.joined.packed import PackedTower, VisionAttention, in_heads
 from memplan.classes.joined.qwen_vl import (
     Qwen25VLVisionModel,
     QwenTower,
     SectionedModel,
+    VisionBlock,
     VisualModel,
 )
 from memplan.classes.llama import GatedMLP, LlamaAttention, LlamaDecoderLayer
 from memplan.classes.mixed.deepseek import Glm4MoeModel
+from memplan.classes.pictures.parts import InOrder
+from memplan.classes.pictures.vit import two_linear
 from memplan.dtypes import DType
-from memplan.families.nesting import PartSpec
+from memplan.families.nesting import PartSpec, read_part
+from memplan.families.towers.layers import tower_activation
+from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, RMSNorm
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
+from memplan.model.towers.compared.joining import Joining
 
 
 class Glm4vVisionAttention(VisionAttention):
@@ -185,6 +192,60 @@ class Glm4vMoeTextModel(SectionedModel, Glm4MoeModel):
 
 class Glm4vModel(VisualModel):
     nested_ties = True
+
+
+class GlmImageVisionAttention(VisionAttention):
+    def biases(self, config: ConfigReader) -> tuple[bool, bool]:
+        return (config.flag("attention_bias"),) * 2
+
+
+class GlmImageVisionModel(PackedTower):
+    """Its source pictures are shown in no step that is modelled."""
+
+    def __init__(self, config: ConfigReader) -> None:
+        self.width = size = config.integer("hidden_size")
+        patch, channels = config.integer("patch_size"), config.integer("in_channels")
+        self.embeddings = Glm4vVisionEmbeddings((config.integer("image_size") // patch) ** 2, size)
+        self.patch_embed = InOrder(proj=Conv2d(channels, size, patch, stride=(patch, patch)))
+        self.blocks = LayerList(
+            "layers", [0] * config.layers("depth"), lambda _: self.layer(config)
+        )
+        self.cut_into(patch, patch, channels=channels)
+
+    def layer(self, config: ConfigReader) -> Module:
+        """One of its layers."""
+        active, inner = tower_activation(config, "hidden_act"), config.integer("intermediate_size")
+        return VisionBlock(
+            GlmImageVisionAttention(config, self.width), two_linear(self.width, inner, active),
+            LayerNorm(self.width), LayerNorm(self.width),
+        )  # fmt: skip
+
+
+class GlmImageModel(VisualModel):
+    """What is drawn is given as tokens, whose scores alone are made."""
+
+    joining = Joining.UNSEEN
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.picture = replace(self.picture, channels=0)
+        drawn = read_part(config, PartSpec(key="vq_config")).reader
+        latent, width = drawn.integer("latent_channels"), drawn.integer("embed_dim")
+        self.vqmodel = InOrder(
+            quantize=InOrder(embedding=Embedding(drawn.integer("num_embeddings"), width)),
+            quant_conv=Conv2d(latent, width, 1), post_quant_conv=Conv2d(width, latent, 1),
+        )  # fmt: skip
+
+    def segment_of(self, child: str) -> str:
+        return "vqgan" if child == "vqmodel" else super().segment_of(child)
+
+    def ties_head(self, config: ConfigReader, tied: bool) -> bool:
+        del config, tied
+        return False
+
+    def output_rows(self, config: ConfigReader) -> int:
+        del config
+        return self.part.reader.integer("vision_vocab_size")
 
 
 class Exaone45VisionAttention(VisionAttention):

@@ -151,7 +151,7 @@ class ProjectedModel(VisualModel):
 
     def get_image_features(self) -> Handle:
         begin_tower(self.eye, TOWER)
-        last_hidden_state, *pooler_output = self.eye(self.eye.pixels())
+        last_hidden_state, *pooler_output = self.eye(self.pictures())
         self.named.append(last_hidden_state)
         given = pooler_output.pop() if pooler_output else last_hidden_state
         del last_hidden_state
@@ -476,6 +476,11 @@ class MuseModel(ProjectedModel):
         vision_features = self.vision_projection(vision_features)
         vision_features = self.perception_emb_norm(vision_features)
         return vision_features
+
+    def adjusted(self, logits: Handle) -> Handle:
+        """As its text's class does."""
+        made: Handle = self.words.adjusted(logits)
+        return made
 
 
 class MiniCPMAttention(SeparateAttention):

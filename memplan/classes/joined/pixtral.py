@@ -81,7 +81,7 @@ class PixtralVisionModel(PictureModel):
         heads = config.integer("num_attention_heads")
         self.head_dim = config.integer("head_dim", default=max(1, self.width // heads))
         self.casts = True
-        self.picture = self.described(*PICTURE, channels=channels)
+        self.picture = self.described(*PICTURE, channels=channels, patch=patch)
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         patch_embeds = self.patch_conv(pixel_values.to(self.run.compute))

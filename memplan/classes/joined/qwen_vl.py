@@ -347,7 +347,7 @@ class VisualModel(JoinedModel):
 
     def get_image_features(self) -> Handle:
         begin_tower(self.eye, TOWER)
-        vision_outputs = self.eye(self.eye.pixels())
+        vision_outputs = self.eye(self.pictures())
         self.named += vision_outputs
         image_features: Handle = vision_outputs[1]
         return image_features

@@ -79,6 +79,12 @@ class PictureModel(Base):
         """Whether the operations of its class for a task are not written down."""
         return False
 
+    def sides(self) -> tuple[int, int]:
+        """Patches of a picture down and across."""
+        height, width = picture_size(self.run.options.image_size, self.picture)
+        down, across = self.picture.patch
+        return height // down, width // across
+
     @property
     def num_pictures(self) -> int:
         """Of the batch."""
@@ -115,7 +121,9 @@ class PictureModel(Base):
         """All of them, in order."""
         return [each for _, each in self.modules() if isinstance(each, LayerList)]
 
-    def described(self, *image: int, channels: int, fixed: bool = False) -> PictureSpec:
+    def described(
+        self, *image: int, channels: int, fixed: bool = False, patch: tuple[int, int] = (1, 1)
+    ) -> PictureSpec:
         """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
         before, lists = 0, self.layer_lists
         total = sum(len(each.kinds) for each in lists)
@@ -124,7 +132,7 @@ class PictureModel(Base):
             before += len(each.kinds)
         return PictureSpec(
             channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
-            num_layers=total,
+            num_layers=total, patch=patch,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 

@@ -1,13 +1,11 @@
 """Towers behind which little stands: a matrix, a perceptron, or nothing."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.families.multimodal_spec import Whole
 from memplan.families.projectors.towers import (
     AUDIO,
     VISION,
-    declare_normed,
     declare_tower,
     perceptron_bodies,
     width_of,
@@ -19,49 +17,9 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.compared.projecting import PooledProjectionBody, VisualWordsBody
+from memplan.model.towers.compared.projecting import VisualWordsBody
 from memplan.model.towers.gridded.davit import PlacedMeanBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
-
-SIGLIP_224: Mapping[str, object] = {
-    "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,
-    "num_attention_heads": 16, "image_size": 224, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
-
-
-def gemma3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, a norm and one matrix."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_normed(table, vision)
-    width = width_of(vision)
-    body = PooledProjectionBody(
-        size=width, outputs=whole.text.hidden_size,
-        tokens=whole.reader.integer("mm_tokens_per_image", default=256),
-        norm="projector.mm_soft_emb_norm", weight="projector.mm_input_projection_weight",
-    )  # fmt: skip
-    with table.block("projector", body=body):
-        table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
-        table.norm("projector.mm_soft_emb_norm", width, bias=False)
-
-
-def paligemma(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and one linear layer."""
-    vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
-    declare_normed(table, vision)
-    outputs, width = whole.reader.integer("projection_dim"), width_of(vision)
-    body = LinearBody(module="projector.linear", inputs=width, outputs=outputs)
-    with table.block("projector", body=body):
-        table.linear("projector.linear", width, outputs)
-
-
-def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and a perceptron."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_normed(table, vision)
-    outputs = whole.text.hidden_size
-    parts = perceptron_bodies("aligner", width_of(vision), outputs, outputs, Activation.GELU)
-    with table.block("projector", body=ChainBody(parts=parts)):
-        perceptron(table, "aligner", width_of(vision), outputs, outputs)
 
 
 def visual(table: ParameterTable, whole: Whole) -> None:

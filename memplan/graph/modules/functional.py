@@ -542,6 +542,22 @@ def unfold(x: Handle, kernel: int) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
+def unfold_picture(x: Handle, side: int) -> Handle:
+    """``F.unfold(x, side, stride=side)``: windows' numbers side by side; what does not lie in rows is copied for it.
+
+    (torch 2.13, aten/src/ATen/native/cuda/Im2Col.cu)
+    """
+    batch, channels, height, width = x.shape
+    windows = height // side * (width // side)
+    made = empty(x.run, (batch, channels * side**2, windows), x.dtype)
+    copies = () if is_contiguous(x.shape, x.strides) else (x.record.storage.num_bytes, RESULT)
+    x.run.record(
+        OperationKind.IM2COL, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=copies,
+    )  # fmt: skip
+    return x.leads_to(made, in_rows(x.shape))
+
+
 def grouped_product(x: Handle, module: Module, weight: Weight) -> Handle:
     """``x @ weight``, of as many matrices as the weight has."""
     groups, inner, width = weight.shape
