@@ -196,6 +196,8 @@ CLASSES = {
     "pvt": "pictures.reduced.PvtModel",
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixed.mixtures.Qwen2MoeModel",
+    "qwen2_5_omni": "joined.omni.OmniModel",
+    "qwen2_5_omni_text": "joined.qwen_vl.Qwen2VLTextModel",
     "qwen2_5_vl": "joined.qwen_vl.Qwen2VLModel",
     "qwen2_5_vl_text": "joined.qwen_vl.Qwen2VLTextModel",
     "qwen2_vl": "joined.qwen_vl.Qwen2VLModel",
@@ -271,6 +273,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "qwen2_5_omni_vision_encoder": "joined.omni.OmniVisionModel",
     "glm_image_vision": "joined.glm_vl.GlmImageVisionModel",
     "kimi_k25_vision": "joined.packed_kin.KimiVisionModel",
     "minicpmv4_6_vision": "joined.packed_kin.MiniCPMVisionModel",

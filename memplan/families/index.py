@@ -272,7 +272,7 @@ FAMILY_MODULES: dict[str, str] = {
     "aria_text": "written_once",
     "kosmos_2_5_text_model": "written_once",
     "colpali": "written_once",
-    "qwen2_5_omni": "joined.composites",
+    "qwen2_5_omni": "written_once",
     "sam": "pictures.segment_anything",
     "sam_hq": "pictures.segment_anything",
     "sam2_video": "pictures.segment_anything",

@@ -191,7 +191,8 @@ RANDOM_STATES = 2
 class SeparateAttention(VisionAttention):
     """Each with a matrix of its own."""
 
-    names = "k_proj", "v_proj", "q_proj", "out_proj"
+    names: tuple[str, ...] = ("k_proj", "v_proj", "q_proj", "out_proj")
+    reads = "q_proj", "k_proj", "v_proj"
     output = "out_proj"
 
     def add_projections(self, config: ConfigReader, size: int) -> None:
@@ -201,9 +202,10 @@ class SeparateAttention(VisionAttention):
             setattr(self, name, Linear(size, size, bias=True, role=role))
 
     def projected(self, hidden_states: Handle) -> tuple[Handle, Handle, Handle]:
-        query_states = in_heads(self.children["q_proj"](hidden_states), self.head_dim)
-        key_states = in_heads(self.children["k_proj"](hidden_states), self.head_dim)
-        value_states = in_heads(self.children["v_proj"](hidden_states), self.head_dim)
+        query, key, value = (self.children[name] for name in self.reads)
+        query_states = in_heads(query(hidden_states), self.head_dim)
+        key_states = in_heads(key(hidden_states), self.head_dim)
+        value_states = in_heads(value(hidden_states), self.head_dim)
         return query_states, key_states, value_states
 
 

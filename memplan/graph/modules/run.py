@@ -14,7 +14,7 @@ from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
 from memplan.graph.modules.loops import Loop, repeat, turns
-from memplan.model.parameters import ModelPart, beside_of
+from memplan.model.parameters import ModelPart
 
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
@@ -123,7 +123,6 @@ class Run(Tape):
             again=again,
             further=further,
         )
-        self.segment.beside = beside_of(name)
         self._is_open = True
 
     def finish(self, x: Tensor, *, further: Sequence[Tensor] = ()) -> None:
