@@ -82,12 +82,12 @@ CLASSES = {
     "glm": "glm.GlmModel",
     "glm4v": "joined.glm_vl.Glm4vModel",
     "glm4v_moe": "joined.glm_vl.Glm4vModel",
-    "glm4v_moe_text": "joined.glm_vl.Glm4vMoeTextModel",
-    "glm4v_text": "joined.glm_vl.Glm4vTextModel",
+    "glm4v_moe_text": "three_axes.Glm4vMoeTextModel",
+    "glm4v_text": "three_axes.Glm4vTextModel",
     "glm_image": "joined.glm_vl.GlmImageModel",
-    "glm_image_text": "joined.glm_vl.GlmImageTextModel",
+    "glm_image_text": "three_axes.GlmImageTextModel",
     "glm_ocr": "joined.glm_vl.Glm4vModel",
-    "glm_ocr_text": "joined.glm_vl.GlmOcrTextModel",
+    "glm_ocr_text": "three_axes.GlmOcrTextModel",
     "exaone4_5": "joined.glm_vl.Exaone45Model",
     "glm_moe_dsa": "mixed.chosen.GlmMoeDsaModel",
     "glm4": "glm.Glm4Model",
@@ -117,7 +117,7 @@ CLASSES = {
     "minicpmv4_6": "joined.packed_kin.MiniCPMModel",
     "muse_glimmer": "joined.packed_kin.MuseModel",
     "paddleocr_vl": "joined.packed_kin.PaddleOCRVLModel",
-    "paddleocr_vl_text": "joined.packed_kin.PaddleOCRTextModel",
+    "paddleocr_vl_text": "three_axes.PaddleOCRTextModel",
     "video_llama_3": "joined.packed_kin.VideoLlama3Model",
     "kimi_k2": "mixed.latent.DeepseekV3Model",
     "kimi_linear": "recurrent.kimi.KimiLinearModel",
@@ -131,6 +131,9 @@ CLASSES = {
     "lilt": "encoders.lilt.LiltModel",
     "llama": "llama.LlamaModel",
     "llava": "joined.llava.LlavaModel",
+    "aria": "joined.aria.AriaModel",
+    "janus": "joined.janus.JanusModel",
+    "ovis2": "joined.ovis2.Ovis2Model",
     "aya_vision": "joined.shuffled.AyaVisionModel",
     "cohere2_vision": "joined.shuffled.Cohere2VisionModel",
     "colpali": "joined.retrieving.ColPaliModel",
@@ -197,16 +200,16 @@ CLASSES = {
     "qwen2": "llama.Qwen2Model",
     "qwen2_moe": "mixed.mixtures.Qwen2MoeModel",
     "qwen2_5_omni": "joined.omni.OmniModel",
-    "qwen2_5_omni_text": "joined.qwen_vl.Qwen2VLTextModel",
+    "qwen2_5_omni_text": "three_axes.Qwen2VLTextModel",
     "qwen2_5_vl": "joined.qwen_vl.Qwen2VLModel",
-    "qwen2_5_vl_text": "joined.qwen_vl.Qwen2VLTextModel",
+    "qwen2_5_vl_text": "three_axes.Qwen2VLTextModel",
     "qwen2_vl": "joined.qwen_vl.Qwen2VLModel",
-    "qwen2_vl_text": "joined.qwen_vl.Qwen2VLTextModel",
+    "qwen2_vl_text": "three_axes.Qwen2VLTextModel",
     "qwen3": "llama.Qwen3Model",
     "qwen3_vl": "joined.qwen_vl.Qwen3VLModel",
     "qwen3_vl_moe": "joined.qwen_vl.Qwen3VLModel",
-    "qwen3_vl_moe_text": "joined.qwen_vl.Qwen3VLMoeTextModel",
-    "qwen3_vl_text": "joined.qwen_vl.Qwen3VLTextModel",
+    "qwen3_vl_moe_text": "three_axes.Qwen3VLMoeTextModel",
+    "qwen3_vl_text": "three_axes.Qwen3VLTextModel",
     "qwen3_5": "joined.qwen_vl.VisualModel",
     "qwen3_5_moe": "joined.qwen_vl.VisualModel",
     "qwen3_moe": "mixed.mixtures.Qwen3MoeModel",
@@ -293,6 +296,8 @@ TOWERS = {
     **dict.fromkeys(
         ("idefics3_vision", "smolvlm_vision"), "joined.shuffled.Idefics3VisionTransformer"
     ),
+    "janus_vision_model": "joined.janus.JanusVisionModel",
+    "ovis2_vision": "joined.ovis2.Ovis2VisionModel",
     "internvl_vision": "joined.internvl.InternVLVisionModel",
     "pixtral": "joined.pixtral.PixtralVisionModel",
     "clip_vision_model": CLASSES["clip_vision_model"],
@@ -309,6 +314,11 @@ TASKS = {
     Task.OTHER: "ForRetrieval",
 }
 """The class around it (``memplan.classes.heads``)."""
+
+
+def is_joined(model_type: str) -> bool:
+    """Whether a type is a language model with towers beside it."""
+    return CLASSES.get(model_type, "").startswith("joined.")
 
 
 def base_class(model_type: str) -> "type[Base]":

@@ -197,22 +197,25 @@ class JoinedModel(Base):
         """What the tower is given."""
         return self.eye.pixels()
 
-    def look(self) -> tuple[Handle, dict[int, Handle]]:
-        """The tower's last hidden state, and those that are captured, by their numbers.
+    def outputs(self) -> tuple[Handle, ...]:
+        """What the tower returns, which the class's own frame names until the text model has returned."""
+        begin_tower(self.eye, TOWER)
+        made: tuple[Handle, ...] = self.eye(self.pictures())
+        self.named += made
+        return made
 
-        What it returns the class's own frame names until the text model has returned.
-        """
+    def look(self) -> tuple[Handle, dict[int, Handle]]:
+        """The tower's last hidden state, and those that are captured, by their numbers; named as long."""
         run, tower = self.run, self.eye
-        begin_tower(tower, TOWER)
-        last_hidden_state, *_ = tower(self.pictures())
+        last_hidden_state, *_ = self.outputs()
         states: dict[int, Handle] = {}
         for each in tower.layer_lists:
             states |= each.take_states()
-        self.named += [last_hidden_state, *states.values()]
+        self.named += states.values()
         if run.unread is not None:
             if run.segment.output is None:
                 run.finish(last_hidden_state.record)
-            self.named += run.unread
+            self.named.append(run.unread)
             run.unread = None
         return last_hidden_state, states
 

@@ -3,20 +3,16 @@
 (transformers 5.23, modeling_*.py of models/glm4v, models/glm4v_moe, models/glm_ocr, models/exaone4_5)
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
 from memplan.classes.joined.packed import PackedTower, VisionAttention, in_heads
 from memplan.classes.joined.qwen_vl import (
     Qwen25VLVisionModel,
     QwenTower,
-    SectionedModel,
     VisionBlock,
     VisualModel,
 )
-from memplan.classes.llama import GatedMLP, LlamaAttention, LlamaDecoderLayer
-from memplan.classes.mixed.deepseek import Glm4MoeModel
+from memplan.classes.llama import GatedMLP
 from memplan.classes.pictures.parts import InOrder
 from memplan.classes.pictures.vit import two_linear
 from memplan.dtypes import DType
@@ -30,7 +26,6 @@ from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
@@ -162,32 +157,6 @@ class GlmOcrVisionModel(GlmTower):
 
     def merger_width(self, config: ConfigReader) -> int:
         return config.integer("out_hidden_size") * config.integer("in_channels")
-
-
-class GlmImageTextAttention(GlmAttention):
-    """Tables are repeated once for all layers."""
-
-    turn: Turn = staticmethod(apply_rotary_to_part)
-
-
-class GlmImageTextDecoderLayer(Glm4DecoderLayer):
-    attention_class: type[LlamaAttention] = GlmImageTextAttention
-
-
-class GlmImageTextModel(SectionedModel, Glm4Model):
-    layer_class: type[LlamaDecoderLayer] = GlmImageTextDecoderLayer
-
-
-class Glm4vTextModel(GlmImageTextModel):
-    fixed: ClassVar[Mapping[str, object]] = {"head_dim": None, "attention_bias": True}
-
-
-class GlmOcrTextModel(GlmImageTextModel):
-    fixed: ClassVar[Mapping[str, object]] = {"attention_bias": False}
-
-
-class Glm4vMoeTextModel(SectionedModel, Glm4MoeModel):
-    fixed: ClassVar[Mapping[str, object]] = {"use_qk_norm": False}
 
 
 class Glm4vModel(VisualModel):

@@ -19,12 +19,12 @@ from memplan.classes.joined.packed import (
     interpolated,
     joined_patches,
 )
-from memplan.classes.joined.qwen_vl import SectionedModel, VisionBlock, VisualModel
+from memplan.classes.joined.qwen_vl import VisionBlock, VisualModel
 from memplan.classes.pictures.base import begin, begin_tower
 from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.classes.pictures.vit import two_linear
 from memplan.dtypes import DType
-from memplan.families.nesting import PartSpec, same_class
+from memplan.families.nesting import PartSpec
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair
 from memplan.graph.core.operation_kinds import OperationKind
@@ -241,13 +241,6 @@ class PaddleOCRProjector(Module):
         hidden_states = self.act(hidden_states)
         hidden_states = self.linear_2(hidden_states)
         return concatenate(hidden_states, dim=0)
-
-
-class PaddleOCRTextModel(SectionedModel):
-    def __init__(self, config: ConfigReader) -> None:
-        biased = config.flag("use_bias")
-        given = {**config.config, "attention_bias": biased, "mlp_bias": biased}
-        super().__init__(same_class(config, given))
 
 
 class PaddleOCRVLModel(ProjectedModel):

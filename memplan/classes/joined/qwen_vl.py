@@ -3,7 +3,7 @@
 (transformers 5.23, modeling_*.py of models/qwen2_vl, models/qwen2_5_vl, models/qwen3_vl)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from memplan.classes.joined.base import TOWER, JoinedModel
@@ -14,14 +14,12 @@ from memplan.classes.joined.packed import (
     collected,
     interpolated,
 )
-from memplan.classes.llama import GatedMLP, LlamaModel, Qwen2Model, Qwen3Model
-from memplan.classes.mixed.mixtures import Qwen3MoeModel
+from memplan.classes.llama import GatedMLP
 from memplan.classes.pictures.base import begin, begin_tower
 from memplan.classes.pictures.parts import InOrder
 from memplan.classes.pictures.vit import two_linear
-from memplan.classes.sectioned import SectionedRotaryEmbedding
 from memplan.dtypes import DType
-from memplan.families.nesting import PartSpec, same_class
+from memplan.families.nesting import PartSpec
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import ratio
 from memplan.graph.core.operation_kinds import OperationKind
@@ -34,11 +32,10 @@ from memplan.graph.modules.basic import (
     RMSNorm,
     spare,
 )
-from memplan.graph.modules.functional import copy_at, index, made_from, rows_of
+from memplan.graph.modules.functional import index, made_from
 from memplan.graph.modules.grids import Conv3d
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
 from memplan.model.config import ConfigReader
@@ -281,57 +278,6 @@ class Qwen3VLVisionMLP(InOrder):
             linear_fc1=Linear(size, inner, bias=True), act_fn=ActivationModule(active),
             linear_fc2=Linear(inner, size, bias=True),
         )  # fmt: skip
-
-
-class SectionedModel(LlamaModel):
-    """Positions are of three axes, and some keys mean nothing whatever the config says."""
-
-    rotary_class = SectionedRotaryEmbedding
-    fixed: ClassVar[Mapping[str, object]] = {}
-
-    def __init__(self, config: ConfigReader) -> None:
-        super().__init__(same_class(config, {**config.config, **self.fixed}))
-
-
-class Qwen2VLTextModel(SectionedModel, Qwen2Model):
-    fixed: ClassVar[Mapping[str, object]] = {"head_dim": None}
-
-
-class DeepstackModel(SectionedModel):
-    """What the tower's layers gave early is added to what its first layers give."""
-
-    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
-        embeds = self.embedded(batch, length) if received is None else received
-        embeds, *visual = self.joined(embeds)
-        positions = position_ids(self.run, batch, length)
-        masks = self.masks(batch, length)
-        x = embeds
-        tables = self.tables(x, positions)
-        for layer in self.layers:
-            x = layer(x, tables[layer.kind.window], masks[layer.kind.window])
-            for number in self.layers.take_states() if visual else ():
-                begin(self, "decoder.deepstack", ModelPart.OTHER, x)
-                x = deepstack_process(x, visual[number - 1])
-        x = self.norm(x)
-        return x
-
-
-def deepstack_process(hidden_states: Handle, visual_embeds: Handle) -> Handle:
-    """``_deepstack_process``: the mask by which rows are picked and written is kept for the placeholders anyway."""
-    shape = hidden_states.shape
-    visual_embeds = visual_embeds.to(hidden_states.dtype)
-    hidden_states = hidden_states.clone().view(-1, shape[-1])
-    local_this = rows_of(hidden_states, visual_embeds.shape) + visual_embeds
-    hidden_states = copy_at(hidden_states, local_this)
-    return hidden_states.view(*shape)
-
-
-class Qwen3VLTextModel(DeepstackModel, Qwen3Model):
-    pass
-
-
-class Qwen3VLMoeTextModel(DeepstackModel, Qwen3MoeModel):
-    pass
 
 
 class VisualModel(JoinedModel):

@@ -24,6 +24,7 @@ from memplan.classes.encoders.tasks import EncodedStates, OutputMatrix, Tasks
 from memplan.classes.joined.base import CollectedModel, JoinedModel, read_text
 from memplan.classes.joined.llava import SIGLIP_384, FeaturesModel
 from memplan.classes.joined.plain import ProjectedModel
+from memplan.classes.pictures.base import PictureModel
 from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.dtypes import DType
 from memplan.errors import SetupError
@@ -149,9 +150,9 @@ class Idefics3VisionEmbeddings(VisionEmbeddings):
 
 
 class Idefics3VisionTransformer(SiglipVisionModel):
-    """SigLIP's without a head; pictures of any size, whose padding is told apart."""
+    """SigLIP's without a head; pictures of any size, which it leaves as they come, and whose padding is told apart."""
 
-    fixed = pools = False
+    fixed = pools = casts = False
 
     def embedded(self, config: ConfigReader) -> Module:
         return Idefics3VisionEmbeddings(config)
@@ -164,10 +165,17 @@ class Idefics3VisionTransformer(SiglipVisionModel):
 
 
 class ShuffledPictures(CollectedModel):
-    """Pictures that hold something are picked out; their joined patches go through one linear layer."""
+    """Pictures that hold something are cast and picked out; their joined patches go through one linear layer."""
 
     sees, called = "vision_model", "text_model"
     connector: Module
+
+    def add_tower(
+        self, config: ConfigReader, kind: str = "", fills: Mapping[str, object] = EMPTY
+    ) -> PictureModel:
+        tower = super().add_tower(config, kind, fills)
+        self.picture = tower.picture = replace(tower.picture, casts=True)
+        return tower
 
     def pictures(self) -> Handle:
         """Pictures that hold something, told from those that pad a sample."""
