@@ -75,6 +75,9 @@ class PictureModel(Base):
             return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
+    counted_as = ""
+    """Why nothing of that is known, where there is a reason."""
+
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False

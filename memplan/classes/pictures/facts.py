@@ -32,7 +32,9 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         recomputes=base.recomputes,
         eager_attention_only=base.eager_only,
         picture=base.picture,
-        activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
+        activations_left_out=f"activations of {family}{base.counted_as}"
+        if base.left_out(ending)
+        else "",
         blueprint=blueprint_from(reader, family),
         source=reader.source,
     )

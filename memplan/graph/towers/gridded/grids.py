@@ -6,30 +6,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.elementwise import dropout, softmax
-from memplan.graph.towers.state import Flow
 from memplan.model.attention import AttentionSpec
-from memplan.model.towers.gridded.grids import (
-    ForgottenBody,
-    GridBody,
-    LevelBody,
-    ReturnedBody,
-)
-
-
-def write_grid(t: Tape, x: Tensor, body: GridBody, flow: Flow) -> Tensor:
-    """The operations of one part."""
-    match body:
-        case ForgottenBody():
-            t.release(flow.named.pop())
-            return x
-        case ReturnedBody():
-            t.hold(x)
-            flow.returned.append(x)
-            return x
-        case LevelBody():
-            t.hold(x)
-            flow.levels.append((x, flow.grid))
-            return x
 
 
 def scores_shape(
