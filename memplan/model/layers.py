@@ -101,6 +101,8 @@ class EmbeddingSpec:
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
     num_token_types: int = 0
+    num_regions: int = 0
+    """Of a picture, beside the tokens (VisualBERT, LXMERT)."""
     steps: bool = False
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
     regions: RegionsSpec | None = None

@@ -46,6 +46,7 @@ def _stack(base: Encoder) -> StackSpec:
         embedding=EmbeddingSpec(
             embedding_size=base.token_table.width,
             num_positions=base.num_positions,
+            num_regions=base.num_regions,
             own_module=True,
         ),
         final_norm=base.last_norm(),

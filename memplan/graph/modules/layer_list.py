@@ -34,6 +34,8 @@ class LayerList(Module):
 
     recomputes = True
     """Its layers are recomputed where a job checkpoints layers."""
+    ends = True
+    """Where layers hand on more than hidden states, nothing reads the rest behind the last one."""
 
     def __init__(
         self,
@@ -118,8 +120,8 @@ class LayerList(Module):
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
-        if self.streams:
-            prune(self.run.segment)  # nothing reads what the last one hands on
+        if self.streams and self.ends:
+            prune(self.run.segment)
 
 
 class KeptLayers(LayerList):
