@@ -70,6 +70,7 @@ CLASSES = {
     "falcon": "older.falcon.FalconModel",
     "falcon_h1": "recurrent.falcon_h1.FalconH1Model",
     "falcon_mamba": "recurrent.mamba.FalconMambaModel",
+    "flava": "compared.flava.FlavaModel",
     "fnet": "encoders.fnet.FNetModel",
     "focalnet": "pictures.focalnet.FocalNetModel",
     "fsmt": "translating.fsmt.FSMTModel",

@@ -128,7 +128,7 @@ FAMILY_MODULES: dict[str, str] = {
     "perceiver": "reading_both_ways.perceiver",
     "lxmert": "written_once",
     "visual_bert": "written_once",
-    "flava": "joined.text_image",
+    "flava": "written_once",
     "roberta-prelayernorm": "written_once",
     "rembert": "written_once",
     "roc_bert": "written_once",
