@@ -74,6 +74,7 @@ CLASSES = {
     "fnet": "encoders.fnet.FNetModel",
     "focalnet": "pictures.focalnet.FocalNetModel",
     "fsmt": "translating.fsmt.FSMTModel",
+    "funnel": "shortened.funnel.FunnelModel",
     "fuyu": "fuyu.FuyuModel",
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",

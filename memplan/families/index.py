@@ -116,7 +116,7 @@ FAMILY_MODULES: dict[str, str] = {
     "convbert": "written_once",
     "squeezebert": "written_once",
     "fnet": "written_once",
-    "funnel": "reading_both_ways.funnel",
+    "funnel": "written_once",
     "xlnet": "written_once",
     "whisper": "written_once",
     "speech_to_text": "written_once",

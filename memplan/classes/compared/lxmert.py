@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, NamedTuple
 
 from memplan.classes.compared.vilt import answers
-from memplan.classes.encoders.base import Encoded, Encoder
+from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer
 from memplan.classes.encoders.bert import BertPredictionHeadTransform
 from memplan.classes.encoders.layers import (
     Heads,
@@ -29,14 +29,14 @@ from memplan.graph.modules.basic import Dropout, LayerNorm, Linear
 from memplan.graph.modules.batch import ids_bytes
 from memplan.graph.modules.functional import add_in_place, log_softmax, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.towers.state import from_batch
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.layers import NUM_REGIONS
+from memplan.model.layers import NUM_REGIONS, LayerSpec, NormPlacement
 from memplan.model.parameters import LayerBlock, ModelPart
 
 
@@ -121,7 +121,7 @@ class LxmertLayer(Layer):
         return layer_output
 
 
-class LxmertXLayer(Module):
+class LxmertXLayer(EncoderLayer):
     further = 1
 
     def __init__(self, config: ConfigReader) -> None:
@@ -130,6 +130,12 @@ class LxmertXLayer(Module):
         self.visn_self_att = LxmertSelfAttentionLayer(config)
         self.lang_inter, self.lang_output = Intermediate(config), Output(config)
         self.visn_inter, self.visn_output = Intermediate(config), Output(config)
+
+    def facts(self) -> LayerSpec:
+        return LayerSpec(
+            attention=self.lang_self_att.facts(), feed_forward=self.lang_inter.facts(),
+            norm=LAYER_NORM, placement=NormPlacement.POST, dropout=self.lang_self_att.probability,
+        )  # fmt: skip
 
     def forward(self, lang: Handle, visual: Handle, mask: Handle) -> tuple[Handle, Handle]:
         lang_att_output = self.visual_attention(lang, visual, None)
@@ -391,6 +397,7 @@ class LxmertModel(Encoder):
         self.embeddings = LxmertEmbeddings(config)
         self.encoder = LxmertEncoder(config)
         self.pooler = Pooler(config)
+        numbered(self)
 
     def forward(self, batch: int, length: int) -> LxmertEncoded:
         run = self.run

@@ -6,6 +6,7 @@ from itertools import groupby
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.encoders.base import Encoder, EncoderLayer
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.graph.modules.layer_list import numbered
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, StackSpec
@@ -54,8 +55,8 @@ def _stack(base: Encoder) -> StackSpec:
 
 
 def _runs(base: Encoder) -> Iterator[LayerRun]:
-    layers = base.layer_list
-    for kind, group in groupby(layers.kinds):
-        layer = layers.made[kind]
-        assert isinstance(layer, EncoderLayer)
-        yield LayerRun(count=len(list(group)), layer=layer.facts(), shared=layers.shared)
+    for layers in numbered(base):
+        for kind, group in groupby(layers.kinds):
+            layer = layers.made[kind]
+            assert isinstance(layer, EncoderLayer)
+            yield LayerRun(count=len(list(group)), layer=layer.facts(), shared=layers.shared)

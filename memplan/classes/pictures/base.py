@@ -14,7 +14,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.operations.losses import cross_entropy
@@ -101,21 +101,12 @@ class PictureModel(Base):
         begin(self, name, part, hidden_states)
         return nullcontext() if self.reads_pooled else UnreadGraph(self.run)
 
-    @property
-    def layer_lists(self) -> list[LayerList]:
-        """All of them, in order."""
-        return [each for _, each in self.modules() if isinstance(each, LayerList)]
-
     def described(self, *image: int, channels: int, fixed: bool = False) -> PictureSpec:
         """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
-        before, lists = 0, self.layer_lists
-        total = sum(len(each.kinds) for each in lists)
-        for each in lists:
-            each.before, each.depth = before, total
-            before += len(each.kinds)
+        lists = numbered(self)
         return PictureSpec(
             channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
-            num_layers=total,
+            num_layers=sum(len(each.kinds) for each in lists),
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 

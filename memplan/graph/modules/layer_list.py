@@ -124,6 +124,16 @@ class LayerList(Module):
             prune(self.run.segment)
 
 
+def numbered(model: Module) -> list[LayerList]:
+    """All lists of a model, whose layers are counted through them."""
+    lists = [each for _, each in model.modules() if isinstance(each, LayerList)]
+    before, total = 0, sum(len(each.kinds) for each in lists)
+    for each in lists:
+        each.before, each.depth = before, total
+        before += len(each.kinds)
+    return lists
+
+
 class KeptLayers(LayerList):
     """Layers that transformers checkpoints in no job."""
 
@@ -163,13 +173,14 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_left", "_module", "_name", "_stretch", "segment")
+    __slots__ = ("_again", "_left", "_module", "_name", "_number", "_stretch", "segment")
 
     def __init__(
         self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
         self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
         self._name, self._again = layers.segment_name, again
+        self._number = layers.before + stretch.start
         self.segment: Segment
         """What the call wrote down."""
 
@@ -230,7 +241,7 @@ class Layer:
         run = self._module.run
         self.segment = run.segment
         described = run.layers.get(self._name.partition(".")[0])
-        self.segment.layer = None if described is None else described[self._stretch.start]
+        self.segment.layer = None if described is None else described[self._number]
 
 
 def _records(handles: Sequence[Handle | None]) -> list[Tensor]:
