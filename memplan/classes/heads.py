@@ -28,6 +28,8 @@ MakeBase = Callable[..., Base]
 class Task(Module):
     """A base model, and what a task does with its hidden states."""
 
+    is_counted = False
+    """Its operations are not written down."""
     ordered: tuple[Weight, ...] = ()
     """All weights in the order of ``named_parameters()``, once the model stands as it runs."""
 

@@ -173,6 +173,7 @@ CLASSES = {
     "recurrent_gemma": "recurrent.griffin.RecurrentGemmaModel",
     "regnet": "pictures.staged.RegNetModel",
     "resnet": "pictures.staged.ResNetModel",
+    "reformer": "shortened.reformer.ReformerModel",
     "rembert": "encoders.bert_kin.RemBertModel",
     "roberta": "encoders.bert.RobertaModel",
     "roberta-prelayernorm": "encoders.prenorm.RobertaPreLayerNormModel",

@@ -33,6 +33,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
         eager_attention_only=base.eager_only,
+        activations_left_out=f"activations of {request.model_type}" * base.tasks[task].is_counted,
         blueprint=blueprint_from(reader, request.model_type),
         source=reader.source,
     )

@@ -6,6 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.classes import BARE, chosen_ending
@@ -263,43 +264,3 @@ def ending_of(
     usual, *others = base.endings
     bare = (BARE,) if base.stands_alone else ()
     return chosen_ending(config, family, task, tuple(dict.fromkeys((usual, *bare, *others))))
-
-
-def declare_all(task: Task) -> Tensor:
-    """Weights alone, each with a gradient that appears in backward: nothing is known of operations."""
-    run, base = task.run, task.base
-    lists = [each for _, each in base.modules() if isinstance(each, LayerList)]
-    inside = {id(each) for layers in lists for _, each in layers.modules()}
-    made = _counted(task, [each for each in (base, *_all(base)) if id(each) not in inside])
-    for layers in lists:
-        run.beginnings[layers.segment_name] = layers.beginning
-        for turn in layers.runs():
-            run.start(
-                layers.segment_name,
-                made,
-                part=ModelPart.LAYERS,
-                repeat=turn.count,
-                frozen=turn.frozen,
-            )
-            layer = layers.made[turn.kind]
-            made = _counted(task, [layer, *_all(layer)])
-    head = [each for name, each in task.children.items() if name != task.prefix]
-    if head or task.weights:
-        run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
-        own = [inner for each in head for inner in (each, *_all(each))]
-        made = _counted(task, [task, *own])
-    return made
-
-
-def _all(module: Module) -> list[Module]:
-    return [each for _, each in module.modules()]
-
-
-def _counted(task: Task, modules: list[Module]) -> Tensor:
-    run = task.run
-    weights = [each.parameter(weight) for each in modules for weight in each.weights.values()]
-    made = run.tensor(0, DType.FP32)
-    if weights:
-        gradients = (Gradient.FRESH,) * len(weights)
-        run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
-    return made
