@@ -155,6 +155,7 @@ CLASSES = {
     "owlv2": "compared.owlv2.Owlv2Model",
     "pegasus": "translating.pegasus.PegasusModel",
     "pegasus_x": "translating.pegasus_x.PegasusXModel",
+    "perceiver": "shortened.perceiver.PerceiverModel",
     "persimmon": "gpt_neox.PersimmonModel",
     "phi": "gpt_neox.PhiModel",
     "phi3": "glm.Phi3Model",

@@ -125,7 +125,7 @@ FAMILY_MODULES: dict[str, str] = {
     "seamless_m4t": "written_once",
     "seamless_m4t_v2": "written_once",
     "reformer": "written_once",
-    "perceiver": "reading_both_ways.perceiver",
+    "perceiver": "written_once",
     "lxmert": "written_once",
     "visual_bert": "written_once",
     "flava": "written_once",

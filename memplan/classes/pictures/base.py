@@ -156,7 +156,7 @@ class PictureTask(Task):
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del batch, length, received
-        if self.spec.activations_left_out:
+        if self.is_counted or self.spec.activations_left_out:
             finish(self, declare_all(self))
             return
         run = self.run
