@@ -17,7 +17,7 @@ def declare_all(task: Task) -> Tensor:
     lists = [each for _, each in base.modules() if isinstance(each, LayerList)]
     inside = {id(each) for layers in lists for _, each in layers.modules()}
     own = [each for each in (base, *_all(base)) if id(each) not in inside]
-    tables = [each for each in own if isinstance(each, Embedding)]
+    tables: list[Module] = [each for each in own if isinstance(each, Embedding)]
     made = _counted(task, tables or own)
     others = [each for each in own if each.weights and not isinstance(each, Embedding)]
     if tables and others:

@@ -15,7 +15,6 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.written.losses import language_model_loss, takes_matrix
 from memplan.model.config import ConfigReader
-from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.training.objectives import JOINED, Objective
 
@@ -178,8 +177,7 @@ class ForTokenClassification(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        classifier = model.head.classifier or DECODER_CLASSIFIER
-        self.dropout = Dropout(classifier.token_dropout)
+        self.dropout = Dropout(model.head.token_dropout)
         self.score = Linear(model.hidden_size, model.num_labels, bias=True)
 
     def loss(self, x: Handle) -> Tensor:

@@ -77,7 +77,13 @@ class FlavaImageCodebook(Module):
                 if before != size:
                     made[f"{name}.id_path"] = Conv2d(before, size, 1, bias=True)
                 for number, (inputs, outputs, kernel) in enumerate(
-                    ((before, narrow, 3), (narrow, narrow, 3), (narrow, narrow, 3), (narrow, size, 1)), 1
+                    (
+                        (before, narrow, 3),
+                        (narrow, narrow, 3),
+                        (narrow, narrow, 3),
+                        (narrow, size, 1),
+                    ),
+                    1,
                 ):
                     convolution = Conv2d(inputs, outputs, kernel, bias=True)
                     made[f"{name}.res_path.path.conv_{number}"] = convolution
@@ -107,7 +113,12 @@ class FlavaForPreTraining(PictureTask):
             codebook = config.child("image_codebook_config", "flava_image_codebook")
             self.image_codebook = FlavaImageCodebook(codebook)
         tied = config.flag("tie_word_embeddings", default=True)
-        for name, part in (("mim", "image"), ("mlm", "text"), ("mmm_image", "image"), ("mmm_text", "text")):
+        for name, part in (
+            ("mim", "image"),
+            ("mlm", "text"),
+            ("mmm_image", "image"),
+            ("mmm_text", "text"),
+        ):
             setattr(self, f"{name}_head", FlavaMaskedPredictionHead(parts[part], tied=tied))
         size = config.integer("hidden_size")
         pooler = Parts(dense=square(size))

@@ -3,11 +3,11 @@
 (transformers 5.23: models/lxmert)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 from memplan.classes.compared.vilt import answers
-from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer
+from memplan.classes.encoders.base import LAYER_NORM, Encoder, EncoderLayer
 from memplan.classes.encoders.bert import BertPredictionHeadTransform
 from memplan.classes.encoders.layers import (
     Heads,
@@ -26,7 +26,6 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import in_heads, matmul
 from memplan.graph.modules.basic import Dropout, LayerNorm, Linear
-from memplan.graph.modules.batch import ids_bytes
 from memplan.graph.modules.functional import add_in_place, log_softmax, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList, numbered
@@ -187,7 +186,9 @@ class LxmertVisualFeatureEncoder(Module):
 class StreamLayers(LayerList):
     """Each result waits in a tuple until the model returns, so that no layer stands for others."""
 
-    def __init__(self, config: ConfigReader, name: str, layer: Callable[[ConfigReader], Module]) -> None:
+    def __init__(
+        self, config: ConfigReader, name: str, layer: Callable[[ConfigReader], Module]
+    ) -> None:
         kinds = [None] * config.layers(name)
         super().__init__(f"encoder.{name}", kinds, lambda _: layer(config), streams=True)
         self.ends = name == "x_layers"
@@ -264,12 +265,12 @@ class LxmertVisualObjHead(Module):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.transform = BertPredictionHeadTransform(config)
-        self.names = [
-            name for name, _ in REGION_LOSSES if config.flag(f"visual_{name}_loss")
-        ]
+        self.names = [name for name, _ in REGION_LOSSES if config.flag(f"visual_{name}_loss")]
         for name, key in REGION_LOSSES:
             if name in self.names:
-                setattr(self, f"decoder_dict.{name}", Linear(hidden, config.integer(key), bias=True))
+                setattr(
+                    self, f"decoder_dict.{name}", Linear(hidden, config.integer(key), bias=True)
+                )
 
     def forward(self, x: Handle) -> dict[str, Handle]:
         x = self.transform(x)
@@ -285,7 +286,9 @@ class LxmertForPreTraining(EncoderTask):
         self.cls = LxmertPreTrainingHeads(config, self)
         if config.flag("task_obj_predict"):
             self.obj_predict_head = LxmertVisualObjHead(config)
-        self.encoder.children["encoder"].x_layers.ends = not self.region_losses
+        layers = self.encoder.children["encoder"].children["x_layers"]
+        assert isinstance(layers, StreamLayers)
+        layers.ends = not self.region_losses
         if config.flag("task_qa"):
             self.answer_head = LxmertVisualAnswerHead(config)
 

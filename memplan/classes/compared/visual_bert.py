@@ -27,14 +27,16 @@ from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import NUM_REGIONS
-from memplan.model.parameters import ModelPart
 
 
 class VisualBertEmbeddings(Embeddings):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         width, self.features = config.integer("hidden_size"), config.integer("visual_embedding_dim")
-        types, positions = config.integer("type_vocab_size"), config.integer("max_position_embeddings")
+        types, positions = (
+            config.integer("type_vocab_size"),
+            config.integer("max_position_embeddings"),
+        )
         self.visual_token_type_embeddings = Embedding(types, width)
         self.visual_position_embeddings = Embedding(positions, width)
         self.visual_projection = Linear(self.features, width, bias=True)
@@ -51,7 +53,9 @@ class VisualBertEmbeddings(Embeddings):
         given = from_batch(self.run, batch * NUM_REGIONS * self.features, self.run.compute)
         visual_embeds = Handle(self.run, given, (*shape, self.features))
         visual_embeds = self.visual_projection(visual_embeds)
-        visual_token_type_embeddings = self.visual_token_type_embeddings(shape, visual_token_type_ids)
+        visual_token_type_embeddings = self.visual_token_type_embeddings(
+            shape, visual_token_type_ids
+        )
         visual_position_ids = zero_ids(self, *shape)
         visual_position_embeddings = self.visual_position_embeddings(shape, visual_position_ids)
         visual_embeddings = (

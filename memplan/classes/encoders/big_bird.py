@@ -383,6 +383,10 @@ class BigBirdForQuestionAnswering(EncoderTask):
 
     def add_head(self, config: ConfigReader) -> None:
         self.qa_classifier = BigBirdForQuestionAnsweringHead(config)
+        base = self.encoder
+        assert isinstance(base, BertModel)
+        del base.children["pooler"]
+        base.pooler = None
 
     def loss_of(self, outputs: Encoded) -> Tensor:
         run, x = self.run, outputs.last_hidden_state

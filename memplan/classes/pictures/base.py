@@ -10,8 +10,6 @@ from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.classes import BARE, chosen_ending
-from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle

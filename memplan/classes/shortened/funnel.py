@@ -3,8 +3,7 @@
 (transformers 5.23: models/funnel)
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer, first_token
@@ -24,11 +23,18 @@ from memplan.classes.llama import Network
 from memplan.classes.sounds.base import begin
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
+from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import OperationKind as Kinds
 from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.contractions import einsum
-from memplan.graph.modules.functional import activated, made_from, multiply_in_place, padded, softmax
+from memplan.graph.modules.functional import (
+    activated,
+    made_from,
+    multiply_in_place,
+    padded,
+    softmax,
+)
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.layouts import in_rows
@@ -92,8 +98,10 @@ class FunnelAttentionStructure(Module):
         cls_mask, length, dtype = None, inputs_embeds.shape[1], inputs_embeds.dtype
         if self.keeps_first:
             ones = made_by(self.run, Kinds.ONES, (length - 1, length - 1), dtype)
-            cls_mask = ones.apart(Kinds.PAD, shape=(length, length)) if length == 1 else made_from(
-                Kinds.PAD, (length, length), dtype, ones
+            cls_mask = (
+                ones.apart(Kinds.PAD, shape=(length, length))
+                if length == 1
+                else made_from(Kinds.PAD, (length, length), dtype, ones)
             )
         return AttentionInputs(position_embeds, token_type_mat, mask, cls_mask)
 
@@ -175,7 +183,7 @@ class FunnelAttentionStructure(Module):
     def pre_attention_pooling(self, x: Handle, inputs: AttentionInputs) -> Handle:
         alone = self.queries_alone
         if self.factorized:
-            (phi, pi, *rest), = inputs.position_embeds
+            ((phi, pi, *rest),) = inputs.position_embeds
             phi, pi = self.stride_pool(phi, 0), self.stride_pool(pi, 0)
             if not alone:
                 rest = [self.stride_pool(each, 0) for each in rest]
@@ -192,7 +200,7 @@ class FunnelAttentionStructure(Module):
         if not self.queries_alone:
             return
         if self.factorized:
-            (phi, pi, *rest), = inputs.position_embeds
+            ((phi, pi, *rest),) = inputs.position_embeds
             rest = [self.stride_pool(each, 0) for each in rest]
             inputs.position_embeds = [(phi, pi, *rest)]
         inputs.token_type_mat = self.stride_pool(inputs.token_type_mat, 2)
@@ -383,6 +391,11 @@ class FunnelLayer(EncoderLayer):
         return output, pooled
 
 
+def layer_of(config: ConfigReader, block_index: int, _: object) -> FunnelLayer:
+    """One of a block's, which are all alike."""
+    return FunnelLayer(config, block_index)
+
+
 class FunnelEncoder(Module):
     def __init__(self, config: ConfigReader) -> None:
         sizes, repeats = block_sizes(config)
@@ -390,10 +403,8 @@ class FunnelEncoder(Module):
         self.num_blocks = len(sizes)
         for index, (size, times) in enumerate(zip(sizes, repeats, strict=True)):
             kinds = [place for place in range(size) for _ in range(times)]
-            made = LayerList(
-                "encoder.layers", kinds, lambda _, index=index: FunnelLayer(config, index),
-                shared=times > 1,
-            )  # fmt: skip
+            make = partial(layer_of, config, index)
+            made = LayerList("encoder.layers", kinds, make, shared=times > 1)
             setattr(self, f"blocks.{index}", made)
 
     def forward(self, hidden: Handle, inputs: AttentionInputs) -> list[Handle]:
@@ -405,7 +416,7 @@ class FunnelEncoder(Module):
             assert isinstance(block, LayerList)
             for layer in block:
                 if pooling_flag:
-                    hidden, pooled_hidden = layer(hidden, inputs, structure)
+                    hidden, _pooled_hidden = layer(hidden, inputs, structure)
                     pooling_flag = False
                 else:
                     hidden = layer(hidden, inputs)
@@ -464,11 +475,6 @@ class FunnelStates(EncodedStates):
     pooled = False
 
 
-class FunnelForPreTraining(ElectraForPreTraining):
-    def add_head(self, config: ConfigReader) -> None:
-        self.discriminator_predictions = FunnelDiscriminatorPredictions(config)
-
-
 class FunnelDiscriminatorPredictions(Module):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("d_model")
@@ -481,6 +487,10 @@ class FunnelDiscriminatorPredictions(Module):
         x = activated(x, self.activation)
         logits: Handle = self.dense_prediction(x)
         return logits
+
+
+class FunnelForPreTraining(ElectraForPreTraining):
+    head_class = FunnelDiscriminatorPredictions
 
 
 def output_matrix(config: ConfigReader, task: EncoderTask) -> OutputMatrix:

@@ -16,7 +16,12 @@ from memplan.classes.translating.layers import (
     LayerParts,
     MBartDecoderLayer,
 )
-from memplan.classes.translating.stacks import LastTokenClassification, SpanAnswering, Tasks, clamped
+from memplan.classes.translating.stacks import (
+    LastTokenClassification,
+    SpanAnswering,
+    Tasks,
+    clamped,
+)
 from memplan.classes.translating.tables import PositionsWithoutOffset
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError

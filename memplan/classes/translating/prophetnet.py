@@ -507,7 +507,6 @@ class ProphetNetForConditionalGeneration(ConditionalGeneration):
         del logits
         return loss
 
-
     def smoothed(self, logits: Handle, loss: Handle) -> Tensor:
         """The mean of all log-probabilities, those of masked tokens left out, beside the loss."""
         made = self.run.segment.operations
@@ -533,8 +532,10 @@ class ProphetNetDecoderAlone(SequenceTask):
     def add_head(self, config: ConfigReader) -> None:
         """There is no encoder, and no table but its own."""
         del config
+        table = self.two.shared
         for name in ("encoder", self.two.table):
             self.two.children.pop(name)
+        setattr(self.two.decoder, self.two.table, Embedding(*table.weight.shape))
 
 
 class ProphetNetModel(TwoStacks):

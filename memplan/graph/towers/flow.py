@@ -23,7 +23,6 @@ from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.gridded.segmenting import PlacesBody
-from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
@@ -109,7 +108,6 @@ def starts(block: ParameterBlock) -> bool:
         | PixelsBody
         | PlacesBody
         | SeriesBody
-        | PlacedTokensBody
         | DecodedTokensBody
         | TilesBody
         | InstructionBody,

@@ -7,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.core.tensors import Storage, Tensor, allocated_bytes
 from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
@@ -46,8 +46,6 @@ class Flow:
     """Tokens that a decoder of masks hands on beside the picture."""
     levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
     """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
-    table: Parameter | None = None
-    """The tokens' table, which spells them again."""
     named: list[Tensor] = field(default_factory=list)
     """What variables of the model's hold for a while."""
     places: Tensor | None = None

@@ -10,7 +10,6 @@ from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody
 from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
@@ -58,7 +57,6 @@ TowerBody = (
     | SeriesPart
     | NetBody
     | GridBody
-    | LatentsBody
     | SoundBody
     | PlacesBody
     | SegmentingBody
