@@ -160,6 +160,7 @@ class VisualBertModel(BertModel):
         if not self.bypasses:
             sequence_output = self.encoder(embedding_output, mask)
             return Encoded(sequence_output, self.pooled(sequence_output))
+        # transformers 5.23 reads a row of the mask that is not there, and raises.
         text, regions = embedding_output.split(length, NUM_REGIONS, dim=1)
         sequence_output = self.encoder(text, mask.narrow(length))
         concatenated_input = concatenate(sequence_output, regions, dim=1)
