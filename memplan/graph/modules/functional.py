@@ -45,6 +45,17 @@ def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False
     return x.leads_to(Handle(x.run, made, x.shape), in_rows(x.shape)) if turned else x.like(made)
 
 
+def log_softmax(x: Handle, *, widened: bool = True) -> Handle:
+    """``F.log_softmax`` over the last dimension, which autocast runs in fp32 unless it is a loss's own; keeps what it gives."""
+    given = x if x.run.autocast is None or not widened else x.float()
+    made = empty(x.run, x.shape, given.dtype)
+    x.run.record(
+        OperationKind.LOG_SOFTMAX, (given.record,), (made.record,), saves=(made.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return made
+
+
 def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
     """The largest of each row, and where they are."""
     shape = *x.shape[:-1], count

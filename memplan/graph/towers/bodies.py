@@ -13,7 +13,6 @@ from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
 from memplan.graph.towers.gridded.segmenting import write_segmenting
 from memplan.graph.towers.images import image_patches, reordered
-from memplan.graph.towers.latents import placed_tokens, write_latents
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.series import series, write_series
@@ -27,7 +26,6 @@ from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
 from memplan.model.towers.gridded.segmenting import SegmentingBody
-from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
@@ -67,8 +65,6 @@ def _write_one(
             return tiles(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
-        case PlacedTokensBody():
-            return placed_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
         case SignalBody():
@@ -88,8 +84,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return _part(t, x, body)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
-    if isinstance(body, LatentsBody):
-        return write_latents(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

@@ -22,7 +22,6 @@ from memplan.model.towers.body import ChainBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
@@ -103,7 +102,7 @@ def starts(block: ParameterBlock) -> bool:
         return body.channels > 0
     return isinstance(
         body,
-        PatchesBody | PixelsBody | SeriesBody | PlacedTokensBody | TilesBody | InstructionBody,
+        PatchesBody | PixelsBody | SeriesBody | TilesBody | InstructionBody,
     )
 
 

@@ -7,7 +7,7 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.attention.masks import additive_mask, causal_pattern
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
+from memplan.graph.core.tensors import Storage, Tensor, allocated_bytes
 from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
@@ -42,8 +42,6 @@ class Flow:
     """What the present tower's layers all read, and nothing behind them."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
-    table: Parameter | None = None
-    """The tokens' table, which spells them again."""
     named: list[Tensor] = field(default_factory=list)
     """What variables of the model's hold for a while."""
     returned: list[Tensor] = field(default_factory=list)

@@ -9,7 +9,6 @@ from memplan.model.towers.compared.queried import QueriedBody
 from memplan.model.towers.gridded.davit import DavitBody
 from memplan.model.towers.gridded.nets import NetBody
 from memplan.model.towers.gridded.segmenting import SegmentingBody
-from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
@@ -55,7 +54,6 @@ TowerBody = (
     | SeriesBody
     | SeriesPart
     | NetBody
-    | LatentsBody
     | SoundBody
     | SegmentingBody
     | PoolingBody

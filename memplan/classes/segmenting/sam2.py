@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from memplan.classes.pictures.base import PictureModel, PictureStates, PictureTask
 from memplan.classes.pictures.parts import InOrder
-from memplan.classes.pictures.sam import (
+from memplan.classes.segmenting.sam import (
     SamAttention,
     SamFeedForward,
     SamMaskDecoder,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memplan.classes.pictures.base import PictureModel, PictureTask, begin_tower
 from memplan.classes.pictures.parts import InOrder, as_tokens
-from memplan.classes.pictures.sam import SamVisionEncoder, parts_of
+from memplan.classes.segmenting.sam import SamVisionEncoder, parts_of
 from memplan.classes.translating.bart import MBartDecoder
 from memplan.dtypes import DType
 from memplan.graph.core.tensors import Tensor
