@@ -46,6 +46,7 @@ CLASSES = {
     "convnextv2": "pictures.convnext.ConvNextV2Model",
     "cvt": "pictures.cvt.CvtModel",
     "dbrx": "mixed.dbrx.DbrxModel",
+    "deepseek_vl_hybrid": "joined.convolved.DeepseekVLHybridModel",
     "deberta": "encoders.deberta.DebertaModel",
     "deberta-v2": "encoders.deberta.DebertaV2Model",
     "decision_transformer": "older.decision.DecisionTransformerGPT2Model",
@@ -86,6 +87,7 @@ CLASSES = {
     "glm4_moe": "mixed.deepseek.Glm4MoeModel",
     "glm4_moe_lite": "mixed.latent.Glm4MoeLiteModel",
     "glpn": "pictures.glpn.GLPNModel",
+    "got_ocr2": "joined.convolved.GotOcr2Model",
     "gpt2": "older.gpt2.GPT2Model",
     "gpt_bigcode": "older.gpt2.GPTBigCodeModel",
     "gpt_neo": "older.gptj.GPTNeoModel",
@@ -255,6 +257,8 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "got_ocr2_vision": "joined.convolved.GotOcr2VisionEncoder",
+    "sam_vision_model": "segmenting.sam.SamVisionModel",
     **dict.fromkeys(
         ("idefics3_vision", "smolvlm_vision"), "joined.shuffled.Idefics3VisionTransformer"
     ),

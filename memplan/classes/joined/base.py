@@ -243,13 +243,18 @@ class CollectedModel(JoinedModel):
 
 
 def made_tower(
-    config: ConfigReader, name: str, kind: str = "", fills: Mapping[str, object] = EMPTY
+    config: ConfigReader,
+    name: str,
+    kind: str = "",
+    fills: Mapping[str, object] = EMPTY,
+    *,
+    key: str = VISION,
 ) -> PictureModel:
     """The class of the tower that the config names; its segments' names begin with another one.
 
     Raises ``ConfigError`` for a type that is none.
     """
-    part = read_part(config, PartSpec(key=VISION, model_type=kind, fills=fills))
+    part = read_part(config, PartSpec(key=key, model_type=kind, fills=fills))
     if part.model_type not in TOWERS:
         raise unknown_part(part, TOWERS)
     made = class_at(TOWERS[part.model_type])(part.reader)

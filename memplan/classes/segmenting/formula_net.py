@@ -45,10 +45,11 @@ class PPFormulaNetMultiModalProjector(InOrder):
 
 
 class PPFormulaNetVisionModel(SamVisionEncoder):
+    tower = "encoder"
     written_out = True
 
     def __init__(self, config: ConfigReader) -> None:
-        super().__init__(config, "encoder")
+        super().__init__(config)
         self.multi_modal_projector = PPFormulaNetMultiModalProjector(config)
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, Handle]:

@@ -197,27 +197,29 @@ class SamVisionEncoder(PictureModel):
     written_out = False
     keeps_wide = False
     prefix = ""
+    tower = "vision_encoder"
 
-    def __init__(self, config: ConfigReader, name: str = "vision_encoder") -> None:
-        self.width, self.tower = config.integer("hidden_size"), name
+    def __init__(self, config: ConfigReader) -> None:
+        self.width = config.integer("hidden_size")
         grid = config.integer("image_size") // config.integer("patch_size")
         self.grid = (grid, grid)
         self.patch_embed = SamPatchEmbeddings(config)
         if config.flag("use_abs_pos", default=True):
             self.pos_embed = Weight(1, *self.grid, self.width)
         window = config.integer("window_size", minimum=0)
+        wide = self.wide_layers(config)
+        self.first_wide = min(wide, default=-1)
         kinds = [
             (0, number * self.keeps_wide) if number in wide else (window, 0)
-            for wide in (self.wide_layers(config),)
             for number in range(config.layers("num_hidden_layers"))
         ]
         self.layers = LayerList(
-            f"{name}.layers", kinds,
+            f"{self.tower}.layers", kinds,
             lambda kind: SamVisionLayer(config, kind[0], written_out=self.written_out),
         )  # fmt: skip
         self.outputs = config.integer("output_channels")
         self.neck = SamVisionNeck(self.width, self.outputs)
-        self.neck.segment = f"{name}.neck", ModelPart.OTHER
+        self.neck.segment = f"{self.tower}.neck", ModelPart.OTHER
         channels = config.integer("num_channels")
         self.picture = self.described(*pair(config, "image_size"), channels=channels, fixed=True)
 
@@ -663,3 +665,7 @@ def parts_of(config: ConfigReader, *keys: str) -> list[ConfigReader]:
         read_part(config, PartSpec(key=f"{key}_config", model_type="sam2_vision_model")).reader
         for key in keys
     ]
+
+
+class SamVisionModel(SamVisionEncoder):
+    """The encoder by itself, as another model's tower: a module of its own in it."""
