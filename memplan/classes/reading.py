@@ -18,7 +18,7 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
         from memplan.classes.joined.facts import read_joined
 
         assert isinstance(base, JoinedModel)
-        return read_joined(base, reader, request)
+        return read_joined(base, reader, request, facts_of)
     return facts_of(base, reader, request)
 
 

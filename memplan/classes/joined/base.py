@@ -11,7 +11,7 @@ from memplan.classes.pictures.base import PictureModel, as_tower, begin, begin_t
 from memplan.classes.registry import CLASSES, TOWERS, base_class, class_at
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, unknown_part
+from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, same_class, unknown_part
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Embedding, spare, spare_alone
@@ -125,9 +125,11 @@ class JoinedModel(Base):
     def ties_head(self, config: ConfigReader, tied: bool) -> bool:
         """The outer config says so; where the text's keys stand in it, its flag is the outer one's alone."""
         del tied
-        is_nested = self.part.reader.config is not config.config
-        inner = is_nested and self.nested_ties and self.part.reader.flag("tie_word_embeddings")
-        return config.flag("tie_word_embeddings") or inner
+        inner = self.part.reader
+        if inner.config is config.config:
+            inner = same_class(inner, {})
+        is_tied = config.flag("tie_word_embeddings")
+        return is_tied or (self.nested_ties and inner.flag("tie_word_embeddings"))
 
     def output_rows(self, config: ConfigReader) -> int:
         """Of an untied output matrix; 0: the text's vocabulary."""
@@ -195,22 +197,25 @@ class JoinedModel(Base):
         """What the tower is given."""
         return self.eye.pixels()
 
-    def look(self) -> tuple[Handle, dict[int, Handle]]:
-        """The tower's last hidden state, and those that are captured, by their numbers.
+    def outputs(self) -> tuple[Handle, ...]:
+        """What the tower returns, which the class's own frame names until the text model has returned."""
+        begin_tower(self.eye, TOWER)
+        made: tuple[Handle, ...] = self.eye(self.pictures())
+        self.named += made
+        return made
 
-        What it returns the class's own frame names until the text model has returned.
-        """
+    def look(self) -> tuple[Handle, dict[int, Handle]]:
+        """The tower's last hidden state, and those that are captured, by their numbers; named as long."""
         run, tower = self.run, self.eye
-        begin_tower(tower, TOWER)
-        last_hidden_state, *_ = tower(self.pictures())
+        last_hidden_state, *_ = self.outputs()
         states: dict[int, Handle] = {}
         for each in tower.layer_lists:
             states |= each.take_states()
-        self.named += [last_hidden_state, *states.values()]
+        self.named += states.values()
         if run.unread is not None:
             if run.segment.output is None:
                 run.finish(last_hidden_state.record)
-            self.named += run.unread
+            self.named.append(run.unread)
             run.unread = None
         return last_hidden_state, states
 

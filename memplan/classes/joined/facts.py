@@ -1,17 +1,23 @@
 """What others read of a language model that sees."""
 
+from collections.abc import Callable
+
+from memplan.classes.base import Base
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.joined.base import JoinedModel, base_task
-from memplan.classes.reading import facts_of
 from memplan.families.request import ReadRequest, checkpoint_dtype
 from memplan.fast_dataclass import replace
 from memplan.model.config import ConfigReader
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import TowerJoin
 
+FactsOf = Callable[[Base, ConfigReader, ReadRequest], ModelSpec]
 
-def read_joined(base: JoinedModel, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
-    """The facts of its text model, and what it sees.
+
+def read_joined(
+    base: JoinedModel, reader: ConfigReader, request: ReadRequest, facts_of: FactsOf
+) -> ModelSpec:
+    """The facts of its text model, which ``facts_of`` reads, and what it sees.
 
     Raises ``ConfigError`` for a config that no such class can be made from.
     """

@@ -36,18 +36,20 @@ class InternVLVisionEmbeddings(Dinov2Embeddings):
 class InternVLVisionAttention(Heads):
     output = "projection_layer"
     dropout_key = "attention_dropout"
+    norm_class: type[Norm] = RMSNorm
 
     def __init__(self, config: ConfigReader, size: int) -> None:
         super().__init__(config, size)
         self.projection_dropout = Dropout(config.number("projection_dropout", default=0.0))
         self.normed = config.flag("use_qk_norm")
         if self.normed:
-            self.q_norm, self.k_norm = RMSNorm(size), RMSNorm(size)
+            self.q_norm, self.k_norm = self.norm_class(size), self.norm_class(size)
 
     def biases(self, config: ConfigReader) -> tuple[bool, ...]:
         return (config.flag("attention_bias"),) * 3
 
-    def forward(self, hidden_states: Handle) -> Attended:
+    def forward(self, hidden_states: Handle, mask: Handle | None = None) -> Attended:
+        assert mask is None  # its pictures have no padding
         query_states, key_states, value_states = (
             self.children[name](hidden_states) for name in self.names
         )

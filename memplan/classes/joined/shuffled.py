@@ -24,8 +24,10 @@ from memplan.classes.encoders.tasks import EncodedStates, OutputMatrix, Tasks
 from memplan.classes.joined.base import CollectedModel, JoinedModel, read_text
 from memplan.classes.joined.llava import SIGLIP_384, FeaturesModel
 from memplan.classes.joined.plain import ProjectedModel
+from memplan.classes.pictures.base import PictureModel
 from memplan.classes.pictures.parts import InOrder, as_tokens
 from memplan.dtypes import DType
+from memplan.errors import SetupError
 from memplan.families.nesting import EMPTY, PartSpec
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import ratio
@@ -45,7 +47,10 @@ from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 def pixel_shuffle(x: Handle, factor: int) -> Handle:
     """Squares of so many patches a side of (pictures, down, across, width): two views, each permuted and copied."""
-    batch, down, across, channels = x.shape
+    batch, *_, channels = x.shape
+    down, across = (side // factor * factor for side in x.shape[1:3])
+    if (down, across) != x.shape[1:3]:
+        x = fitting(fitting(x, 1, down), 2, across)
     x = x.reshape(batch, down, across // factor, channels * factor)
     x = x.permute(0, 2, 1, 3)
     x = x.reshape(batch, across // factor, down // factor, channels * factor**2)
@@ -56,7 +61,20 @@ def squared(tokens: Handle) -> Handle:
     """``tokens.reshape(batch, side, side, -1)``."""
     batch, length, width = tokens.shape
     side = isqrt(length)
+    if side**2 != length:
+        tokens = fitting(tokens, 1, side**2)
     return tokens.reshape(batch, side, side, width)
+
+
+def fitting(x: Handle, dim: int, size: int) -> Handle:
+    """As much of a dimension as can be laid in squares.
+
+    Raises ``SetupError`` where that is not all of it, as the class does; not where its weights alone are asked for.
+    """
+    if x.shape[dim] != size and x.run.options.seq_len > 1:
+        msg = f"image_size: {x.shape[dim]} patches cannot be joined as this model's class joins them, {size} can"
+        raise SetupError(msg)
+    return x.narrow(size, dim)
 
 
 class HalvedPerceptron(InOrder):
@@ -132,9 +150,9 @@ class Idefics3VisionEmbeddings(VisionEmbeddings):
 
 
 class Idefics3VisionTransformer(SiglipVisionModel):
-    """SigLIP's without a head; pictures of any size, whose padding is told apart."""
+    """SigLIP's without a head; pictures of any size, which it leaves as they come, and whose padding is told apart."""
 
-    fixed = pools = False
+    fixed = pools = casts = False
 
     def embedded(self, config: ConfigReader) -> Module:
         return Idefics3VisionEmbeddings(config)
@@ -147,10 +165,17 @@ class Idefics3VisionTransformer(SiglipVisionModel):
 
 
 class ShuffledPictures(CollectedModel):
-    """Pictures that hold something are picked out; their joined patches go through one linear layer."""
+    """Pictures that hold something are cast and picked out; their joined patches go through one linear layer."""
 
     sees, called = "vision_model", "text_model"
     connector: Module
+
+    def add_tower(
+        self, config: ConfigReader, kind: str = "", fills: Mapping[str, object] = EMPTY
+    ) -> PictureModel:
+        tower = super().add_tower(config, kind, fills)
+        self.picture = tower.picture = replace(tower.picture, casts=True)
+        return tower
 
     def pictures(self) -> Handle:
         """Pictures that hold something, told from those that pad a sample."""
@@ -178,10 +203,9 @@ class Connector(Module):
         self.modality_projection = InOrder(**{within: made}) if within else made
 
     def forward(self, image_hidden_states: Handle) -> Handle:
-        batch, length, width = image_hidden_states.shape
+        batch, _, width = image_hidden_states.shape
         x = pixel_shuffle(squared(image_hidden_states), self.factor)
-        factor = self.factor**2
-        image_hidden_states = x.reshape(batch, length // factor, width * factor)
+        image_hidden_states = x.reshape(batch, -1, width * self.factor**2)
         del x
         image_hidden_states = self.modality_projection(image_hidden_states)
         return image_hidden_states

@@ -66,13 +66,6 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text"), join=COLLECTED
     ),
     "muse_glimmer": Multimodal(declare=plain.muse, text=OWN, join=COLLECTED),
-    "ovis2": Multimodal(
-        declare=plain.ovis2,
-        text=QWEN2,
-        join=SCATTERED_KEPT,
-        output_rows=lambda whole, _: whole.integer("vocab_size"),
-    ),
-    "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
         declare=queried.instructblip,
         text=OPT,
@@ -122,12 +115,6 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2,
         text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN),
         join=SCATTERED_KEPT,
-    ),
-    "janus": Multimodal(
-        declare=drawing.janus,
-        text=LLAMA,
-        join=SCATTERED_KEPT,
-        left_out="the vision tower and the VQGAN",
     ),
     "glm_image": Multimodal(
         declare=drawing.glm_image,

@@ -17,7 +17,6 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.compared.projecting import VisualWordsBody
 from memplan.model.towers.gridded.davit import PlacedMeanBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
 
@@ -57,20 +56,6 @@ def muse(table: ParameterTable, whole: Whole) -> None:
     with table.block("projector", body=body):
         perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
         table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
-
-
-def ovis2(table: ParameterTable, whole: Whole) -> None:
-    """AIMv2 that scores visual words, and the table of those words."""
-    vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
-    declare_tower(table, vision)
-    rows = vision.reader.integer("vocab_size")
-    body = VisualWordsBody(
-        rows=rows, spare=vision.reader.integer("num_visual_indicator_tokens"),
-        size=whole.reader.integer("hidden_size"), table="visual_embeddings_table",
-    )  # fmt: skip
-    chosen = vision.reader.text("tokenize_function", default="softmax")
-    with table.block("projector.words", body=body if chosen == "softmax" else None):
-        table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
 
 
 def llama4(table: ParameterTable, whole: Whole) -> None:

@@ -110,17 +110,27 @@ class ConvTranspose2d(Conv2d):
 class Conv3d(Module):
     """``torch.nn.Conv3d`` whose windows lie side by side; what does not lie in rows is copied for it."""
 
-    def __init__(self, in_channels: int, out_channels: int, window: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        window: tuple[int, int, int],
+        *,
+        bias: bool = True,
+    ) -> None:
         self.weight = Weight(out_channels, in_channels, *window)
-        self.bias = Weight(out_channels, role=WeightRole.OTHER)
+        if bias:
+            self.bias = Weight(out_channels, role=WeightRole.OTHER)
 
     def forward(self, x: Handle) -> Handle:
         """One kernel."""
         batch, _, *sides = x.shape
         out_channels, _, *window = self.weight.shape
         shape = batch, out_channels, *(a // b for a, b in zip(sides, window, strict=True))
+        weight = self.parameter(self.weight)
+        bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
         made = convolve(
-            x.run, x.record, self.parameter(self.weight), self.parameter(self.bias),
+            x.run, x.record, weight, bias,
             prod(shape) // out_channels, out_channels,
             reads_rows=not is_contiguous(x.shape, x.strides),
         )  # fmt: skip

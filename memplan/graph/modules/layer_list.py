@@ -11,6 +11,7 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.unread import UnreadSegments
 from memplan.graph.stacks import checkpointed_layers
 from memplan.model.parameters import ModelPart, beside_of
 
@@ -85,7 +86,7 @@ class LayerList(Module):
         if number in self.captured:
             self._states[number] = state
             if not self.is_read and number == max(self.captured):
-                self.run.unread = []
+                self.run.unread = UnreadSegments(self.run)
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Layers have names of their own, which begin anew in each of them."""

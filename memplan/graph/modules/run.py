@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
@@ -14,7 +14,7 @@ from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
 from memplan.graph.modules.layouts import Layouts
 from memplan.graph.modules.loops import Loop, repeat, turns
-from memplan.model.parameters import ModelPart, beside_of
+from memplan.model.parameters import ModelPart
 
 if TYPE_CHECKING:
     from memplan.model.layers import LayerSpec
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _PASSING_ON = OperationKind.ADD, OperationKind.CLONE, OperationKind.CONTIGUOUS
 """What hands on the gradient that it is given, be it a view."""
 check_once = cache(check_interpreter)
+
+
+class Forgets(Protocol):
+    """Takes the graph of the open segment back."""
+
+    def forget(self) -> None:
+        """Hold what it keeps."""
 
 
 class Run(Tape):
@@ -47,8 +54,8 @@ class Run(Tape):
         """How many handles hold each storage."""
         self.loops: list[Loop] = []
         """Of the open segment, those of which some turns alone are recorded."""
-        self.unread: list[object] | None = None
-        """What graphs keep of segments whose results no loss reads; None: the open one's is read."""
+        self.unread: Forgets | None = None
+        """What forgets the graphs of segments whose results no loss reads; None: the open one's is read."""
         self._outliving: set[Storage] = set()
         self._is_open = True
 
@@ -123,7 +130,6 @@ class Run(Tape):
             again=again,
             further=further,
         )
-        self.segment.beside = beside_of(name)
         self._is_open = True
 
     def finish(self, x: Tensor, *, further: Sequence[Tensor] = ()) -> None:
@@ -140,9 +146,7 @@ class Run(Tape):
             repeat(self.segment, loop)
             self._touches += loop.each * loop.more
         if self.unread is not None:
-            from memplan.graph.modules.unread import forget_graph  # only for such segments
-
-            self.unread += forget_graph(self)
+            self.unread.forget()
             if x.storage.segment == self.segment.index:
                 x.requires_grad = False
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])

@@ -49,6 +49,20 @@ def forget_graph(run: Run, start: int = 0) -> list[Handle]:
     return held
 
 
+class UnreadSegments:
+    """The same of whole segments, as they end, from when it is made to when the tape is given none."""
+
+    __slots__ = ("_held", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._held: list[Handle] = []
+
+    def forget(self) -> None:
+        """Hold what the open segment's graph keeps."""
+        self._held += forget_graph(self._run)
+
+
 def unread_graph(run: Run) -> list[Handle]:
     """What the last layer's graph keeps of streams beside the hidden states, which nothing reads behind it.
 

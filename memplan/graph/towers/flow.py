@@ -158,7 +158,6 @@ def _segment(
             block.name, part=block.part, repeat=remaining, checkpointed=run.checkpointed,
             frozen=run.frozen, x=before,
         )  # fmt: skip
-        t.segment.beside = block.beside
         declare_block(t, block, declared, tied=tied)
         with t.declared_weights():
             if isinstance(block.body, OutputBody) and before is not None:
@@ -189,7 +188,6 @@ def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tie
     """A block that nothing runs through: its weights alone."""
     frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
     t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
-    t.segment.beside = block.beside
     declare_block(t, block, declared, tied=tied)
     if (
         isinstance(block.body, SpareBody)

@@ -38,7 +38,7 @@ def picture_size(
     if isinstance(body, PictureSpec) and body.fixed and (side, side) != body.image:
         msg = f"image_size: {side}: this model's class takes pictures of {body.image[0]} pixels a side alone"
         raise SetupError(msg)
-    if not isinstance(body, PixelsBody | PictureSpec) and side < max(body.patch):
+    if not isinstance(body, PixelsBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
     return side, side
