@@ -25,6 +25,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import Joining
 
@@ -55,6 +56,8 @@ class JoinedModel(Base):
     unseen: tuple[str, ...] = ()
     """Parts that nothing runs through when a picture is shown."""
     picture: PictureSpec
+    sound: SoundSpec | None = None
+    """Its clips, where it hears."""
     part: Part
     """The text's config."""
 

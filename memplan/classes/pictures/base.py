@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.base import Base
 from memplan.classes.counted import declare_all
@@ -271,9 +271,9 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     module.run.start(name, x.record, part=part, frozen=frozen)
 
 
-def as_tower(model: Module, name: str) -> None:
+def as_tower(model: Any, name: str) -> None:
     """Have the segments of a model begin with the name of the tower that it is."""
-    before = f"{model.tower}." if isinstance(model, PictureModel) else ""
+    before = f"{getattr(model, 'tower', '')}."
     for _, each in model.modules():
         if isinstance(each, LayerList):
             each.segment_name = f"{name}.{each.segment_name.removeprefix(before)}"
@@ -281,8 +281,7 @@ def as_tower(model: Module, name: str) -> None:
             segment, part = each.segment
             part = ModelPart.OTHER if part is ModelPart.HEAD else part
             each.segment = f"{name}.{segment.removeprefix(before)}", part
-    if isinstance(model, PictureModel):
-        model.tower = name
+    model.tower = name
 
 
 def begin_tower(module: Module, tower: str) -> None:
