@@ -36,7 +36,7 @@ class Task(Module):
         self.spec = model
         built = base(config)
         self.prefix = built.prefix
-        setattr(self, built.prefix, built)
+        self.children[built.prefix] = built
 
     @property
     def width(self) -> int:
