@@ -155,6 +155,8 @@ CLASSES = {
     "openai_privacy_filter": "mixed.privacy_filter.FilterModel",
     "opt": "older.opt.OPTModel",
     "owlv2": "compared.owlv2.Owlv2Model",
+    "patchtsmixer": "series.patchtsmixer.PatchTSMixerModel",
+    "patchtst": "series.patchtst.PatchTSTModel",
     "pegasus": "translating.pegasus.PegasusModel",
     "pegasus_x": "translating.pegasus_x.PegasusXModel",
     "perceiver": "shortened.perceiver.PerceiverModel",
