@@ -173,7 +173,7 @@ class ForPrediction(PictureTask):
         """Of each channel."""
         raise NotImplementedError
 
-    def loss_of(self, patch_input: Handle, *others: Handle) -> Tensor:  # type: ignore[override]
+    def loss_of(self, patch_input: Handle, *others: Handle) -> Tensor:
         loc, scale, last_hidden_state = others
         run = self.run
         y_hat = self.forecast(last_hidden_state).transpose(1, 2)

@@ -105,6 +105,7 @@ class PatchMixerBlock(MixerBlock):
     def forward(self, hidden_state: Handle) -> Handle:
         residual = hidden_state
         hidden_state = self.norm(hidden_state)
+        x_attn = None
         if self.attends:
             batch, channels, length, size = hidden_state.shape
             hidden_state_reshaped = hidden_state.reshape(batch * channels, length, size)
@@ -115,7 +116,7 @@ class PatchMixerBlock(MixerBlock):
         if self.gated_attn:
             hidden_state = self.gating_block(hidden_state)
         hidden_state = hidden_state.transpose(2, 3)
-        if self.attends:
+        if x_attn is not None:
             hidden_state = self.norm_attn(hidden_state + x_attn)
         return hidden_state + residual
 

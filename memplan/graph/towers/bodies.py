@@ -16,7 +16,6 @@ from memplan.graph.towers.gridded.segmenting import places, write_segmenting
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
-from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.texts import decoded_tokens
@@ -40,7 +39,6 @@ from memplan.model.towers.parts import (
     SpareBody,
 )
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
-from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.texts import DecodedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -77,8 +75,6 @@ def _write_one(
             return with_instruction(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
-        case SeriesBody():
-            return series(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -102,8 +98,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_branches(t, x, body, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
-    if isinstance(body, SeriesPart):
-        return write_series(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):

@@ -26,7 +26,6 @@ from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
     DecodedTokensBody,
@@ -104,13 +103,7 @@ def starts(block: ParameterBlock) -> bool:
         return body.channels > 0
     return isinstance(
         body,
-        PatchesBody
-        | PixelsBody
-        | PlacesBody
-        | SeriesBody
-        | DecodedTokensBody
-        | TilesBody
-        | InstructionBody,
+        PatchesBody | PixelsBody | PlacesBody | DecodedTokensBody | TilesBody | InstructionBody,
     )
 
 

@@ -14,7 +14,6 @@ from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
-from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.texts import OutputBody, TextBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -53,8 +52,6 @@ TowerBody = (
     | TileBody
     | TextBody
     | LayerBody
-    | SeriesBody
-    | SeriesPart
     | NetBody
     | GridBody
     | SoundBody
