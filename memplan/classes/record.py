@@ -12,7 +12,7 @@ from memplan.classes.stages import cut, layered, receive
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
-from memplan.graph.modules.batch import input_bytes
+from memplan.graph.modules.batch import input_blocks
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
@@ -54,7 +54,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run.order = {weight: place for place, weight in enumerate(built.ordered)}
     _record_apart(run, built, model)
     if model.stacks:
-        run.inputs_bytes += input_bytes(run, model)
+        run.inputs += input_blocks(run, model)
     _run(run, built, model)
     run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()

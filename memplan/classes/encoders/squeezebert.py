@@ -29,6 +29,7 @@ from memplan.model.networks import FeedForwardSpec
 
 
 class SqueezeBertEmbeddings(TypesLast, NarrowEmbeddings):
+    num_buffers = 1
     pass
 
 
