@@ -68,6 +68,28 @@ def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
         memplan.estimate(model, TrainingSetup(**{**SHARED, **fields}))
 
 
+@pytest.mark.parametrize(
+    ("model", "refusal"), [("gemma-3-4b", "a window"), ("qwen3.5-9b", "not all")]
+)
+def test_classes_of_their_own_share_every_layer(model: str, refusal: str) -> None:
+    """Windows and recurrent layers are a stack's own classes' business: each rank has its tokens of them."""
+    fields = {**SHARED, "context_parallel": 2, "seq_len": 4096, "checkpointing": "none"}
+    with pytest.raises(SetupError, match=refusal):
+        memplan.estimate(model, TrainingSetup(**fields))
+    own = {"engine_options": {"context_parallel_in_classes": True}}
+    kept = []
+    for degree in (2, 8):
+        setup = TrainingSetup(
+            **{**fields, **own, "context_parallel": degree, "images_per_sample": 0}
+        )
+        found = memplan.estimate(model, setup)
+        kept.append(found.phases["forward"].components["activations"])
+        assert any("by the model's own classes" in text for text in found.assumptions)
+    assert kept[0] == pytest.approx(4 * kept[1], rel=0.05)
+    with pytest.raises(SetupError, match="no ranks share sequences"):
+        memplan.estimate(model, TrainingSetup(**{**fields, **own, "context_parallel": 1}))
+
+
 def test_deepspeed_shares_heads() -> None:
     shared = memplan.estimate(
         "llama-3.1-8b", TrainingSetup(**{**SHARED, "engine": "deepspeed", "zero_stage": 3})
