@@ -99,6 +99,19 @@ def test_deepspeed_shares_heads() -> None:
     assert shared.phases["step"].components["communication_buffers"] == 4 * 500_000_000
 
 
+def test_deepspeed_reduces_a_rings_gradients_as_any_ranks() -> None:
+    """Only of its own Ulysses it knows that sequences are shared, and adds up in fp32 (``seq_parallel_communication_data_type``)."""
+    buckets = []
+    for kind in ("ring", "all-to-all"):
+        setup = TrainingSetup(
+            num_gpus=8, engine="deepspeed", zero_stage=2, context_parallel=2, context_parallel_kind=kind, seq_len=4096,
+            engine_options={"reduce_bucket_size": 10**9}, checkpointing="full",
+        )  # fmt: skip
+        found = memplan.estimate("llama-3.2-1b", setup)
+        buckets.append(found.phases["backward"].components["communication_buffers"])
+    assert buckets[1] == pytest.approx(2 * buckets[0], rel=0.01)
+
+
 def test_a_card_without_such_a_kernel() -> None:
     with pytest.raises(MemplanError, match="goes through math"):
         memplan.estimate("llama-3.1-8b", TrainingSetup(**SHARED, precision="fp16"), gpu="v100")

@@ -362,6 +362,12 @@ def test_axolotls_packed_rows_are_one_sequence_to_its_ring() -> None:
     )
     assert (found.setup.packing.value, found.setup.attention) == ("none", None)
     assert any("ring-flash-attn" in each for each in found.setup.left_out)
+    found = read(
+        {**ring, "sample_packing": True, "deepspeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}}, num_gpus=2
+    )
+    shared = found.setup.sequences_shared
+    assert (found.setup.engine.value, shared.kind.value) == ("deepspeed", "ring")
+    assert any("ring-flash-attn" in each for each in found.setup.left_out)
 
 
 def test_prime_rl_counts_the_trainers_gpus() -> None:

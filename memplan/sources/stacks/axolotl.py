@@ -217,11 +217,8 @@ def _read_ring(keys: Keys, found: Found) -> None:
     (``monkeypatch/ring_attn/patch.py``, ``update_ring_attn_params``)."""
     if (keys.count("context_parallel_size") or 1) == 1:
         return
-    if keys.values.get("deepspeed") not in OFF:
-        found.notes.append(
-            "context_parallel_size: ring-flash-attn under DeepSpeed is counted as Ulysses' exchange, which is modelled there"
-        )
-        return
+    if keys.has("deepspeed") and keys.values.get("deepspeed", True) not in OFF:
+        found.fields["context_parallel_kind"] = "ring"  # where Ulysses is DeepSpeed's own
     if found.fields.pop("packing", None) is not None:
         length = keys.count("sequence_len")
         found.notes.append(
