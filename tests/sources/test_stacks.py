@@ -740,7 +740,7 @@ def test_llama_factorys_preferences(loss: str, kind: str) -> None:
 def test_verl_generates_beside_the_training() -> None:
     job = read(VERL).setup.job
     assert (job.kind.value, job.gpu_memory_utilization, job.sleep) == ("grpo", 0.6, 2)
-    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 4096)
+    assert (str(job.chosen_rollout.value), job.completion_length, job.scored_length) == ("vllm", 3072, 4096)
 
 
 def test_torchtunes_distillation() -> None:
