@@ -83,6 +83,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 def _read_model(keys: Keys, found: Found, component: str) -> None:
     builder = component.rpartition(".")[2]
     found.model = torchtune_model(builder)
+    if "gemma" in builder:  # ``models/gemma/rms_norm.py``: operation by operation
+        found.fields["norm"] = None
     if found.model is None:
         found.notes.append(
             f"model._component_: the model of {builder} is not known here: name a MODEL"
@@ -218,7 +220,7 @@ def _read_compilation(keys: Keys, found: Found) -> None:
 def _read_loss(keys: Keys, found: Found) -> None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     if name in _JOBS:
-        found.fields["job"] = _JOBS[name]
+        found.fields["job"] = {"kind": _JOBS[name], "log_probabilities": "whole"}
         if _JOBS[name] == "grpo":
             _read_groups(keys, found)
     elif name in _CHUNKED:
@@ -238,7 +240,9 @@ def _read_groups(keys: Keys, found: Found) -> None:
     prompts, length = found.fields["micro_batch_size"], found.fields.get("seq_len")
     at_once = keys.count("forward_batch_size")
     assert isinstance(prompts, int)
-    job: dict[str, object] = {"kind": "grpo", "frozen_units": "layers"}
+    job: dict[str, object] = {
+        "kind": "grpo", "frozen_units": "layers", "log_probabilities": "whole",
+    }  # fmt: skip
     if keys.has("ref_checkpointer"):
         job["reference"] = "same"
     if new is not None:
