@@ -85,6 +85,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_preparation(found, given)
     add_optimizer(keys, "optimizer", found, given)
     keys.used |= {"batch_size", "plugins"}
+    if keys.flag("model_quantization_config_kwargs.dequantize"):  # then it is loaded in 16 bits
+        keys.used.add("model_quantization_config")
     rank = keys.count("qgalore_rank")
     if rank is not None:
         found.fields["optimizer_options"] = {"rank": rank}

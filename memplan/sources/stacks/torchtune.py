@@ -12,6 +12,7 @@ from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import given_text_alone, torchtune_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
 from memplan.sources.stacks.common.wording import lora
+from memplan.training.freezing import ALL_BUT
 from memplan.training.setup_derived import GPUS_PER_NODE
 
 NAME = "torchtune"
@@ -23,7 +24,16 @@ _JOBS = {
     "DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "ppo",
     "GRPOSimpleLoss": "grpo", "GRPOLoss": "grpo", "GRPOCompletionLoss": "grpo",
 }  # fmt: skip
-_TRAINED = ("model.decoder_trainable", "model.encoder_trainable", "model.fusion_trainable")
+_PARTS = {
+    "model.encoder_trainable": (True, "model[.]vision_model model[.]multi_modal_projector"),
+    "model.fusion_trainable": (True, "model[.]language_model[.]layers[.][0-9]*[38][.]"),
+    "model.decoder_trainable": (
+        False,
+        "model[.]language_model[.](embed_tokens|norm) model[.]language_model[.]layers[.][0-9]*[0124-79][.] lm_head",
+    ),
+}
+"""Parts of Llama 3.2 Vision, whether they are trained where nothing is said, and what the parameters of each begin with:
+every fifth layer attends to the picture (``models/llama3_2_vision/_model_builders.py``, ``DeepFusionModel``)."""
 _CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _DEGREES = {
     "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
@@ -93,10 +103,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
         found.quantization |= {"double_quant": True, "device_map": False}
-    for key in _TRAINED:
-        trained = keys.take(key)
-        if trained is not None:
-            found.left_out.append(f"{key} {trained} (what of it is trained)")
+    _read_trained(keys, found, "" if adapted else builder)
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")
@@ -109,6 +116,25 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
         targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
         dtype="bf16" if keys.choice("dtype", _PRECISIONS) == "bf16" else "fp32",
     )  # fmt: skip
+
+
+def _read_trained(keys: Keys, found: Found, whole: str) -> None:
+    """What is trained of a model that sees; ``whole``: the builder, where it is not one of adapters."""
+    trained = {key: keys.take(key) for key in _PARTS}
+    if whole.startswith("llama3_2_vision"):
+        flags = {key: _PARTS[key][0] if each is None else each for key, each in trained.items()}
+        named = [_PARTS[key][1] for key, each in flags.items() if each]
+        if len(named) < len(_PARTS):
+            found.fields["freeze"] = ALL_BUT + " ".join(named)
+        return
+    for key, each in trained.items():
+        word = str(each).lower()
+        if word == "full":
+            found.left_out.append(f"{key} {each} (weights that are trained whole)")
+        elif word in ("frozen", "false"):
+            found.notes.append(
+                f"{key} {each}: counted as if it were trained as the rest is, an upper bound"
+            )
 
 
 def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -227,6 +253,11 @@ def _read_loss(keys: Keys, found: Found) -> None:
         found.fields["loss"] = "torchtune"
     teacher = keys.text("teacher_model._component_")
     if teacher is not None:
+        own = (keys.text("kd_loss._component_") or "").rpartition(".")[2]
+        found.notes.append(
+            f"kd_loss {own or 'of torchtune'} is counted as TRL's divergence, which keeps more of both models' logits: the figures "
+            "are upper bounds"
+        )
         found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
 
 
