@@ -11,6 +11,7 @@ from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import given_text_alone, torchtune_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.torchtune_sizes import torchtune_config
 from memplan.sources.stacks.common.wording import lora
 from memplan.training.freezing import ALL_BUT
 from memplan.training.setup_derived import GPUS_PER_NODE
@@ -92,7 +93,9 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 def _read_model(keys: Keys, found: Found, component: str) -> None:
     builder = component.rpartition(".")[2]
-    found.model = torchtune_model(builder)
+    found.model = (
+        _sized(keys, builder) if keys.has("model.vocab_size") else torchtune_model(builder)
+    )
     if "gemma" in builder:  # ``models/gemma/rms_norm.py``: operation by operation
         found.fields["norm"] = None
     if found.model is None:
@@ -116,6 +119,26 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
         targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
         dtype="bf16" if keys.choice("dtype", _PRECISIONS) == "bf16" else "fp32",
     )  # fmt: skip
+
+
+_SIZES = (
+    "model.vocab_size", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.embed_dim", "model.max_seq_len",
+    "model.intermediate_dim", "model.tie_word_embeddings", "model.attn_dropout",
+)  # fmt: skip
+
+
+def _sized(keys: Keys, builder: str) -> dict[str, object]:
+    """A model of its own sizes."""
+    sizes = {key.removeprefix("model."): keys.take(key) for key in _SIZES if key in keys.values}
+    config = torchtune_config(builder, sizes)
+    if isinstance(config, str):
+        keys.refuse(
+            "model._component_",
+            f"{config} is missing"
+            if config
+            else f"{builder} by its sizes is not read: name a MODEL, and a builder of one here",
+        )
+    return config
 
 
 def _read_trained(keys: Keys, found: Found, whole: str) -> None:
