@@ -153,7 +153,8 @@ class _Weight:
     rank: int
     at_step: tuple[int, ...]
     """When the optimizer steps, the less, the heavier: elements that it keeps more than others do, its
-    largest piece, and whether there are more than one, which are then flattened."""
+    largest piece, and whether there are more than one, which are then flattened. Where none keeps anything, the
+    first, which saves for all, stands for those that are as full."""
     kept: list[Step]
     """Elements that it keeps more than others do, while gradients are reduced."""
     measured: list[tuple[Place, int, int]]
@@ -169,10 +170,14 @@ class _Weight:
         pieces = sorted((arrivals.get(index, 0), numel) for index, numel in kind.slices)
         large = _own_that_others_keep(kind, job)
         overlaps = job.options.overlap_comm
-        kept = _kept(kind, job, arrivals, besides=frozenset() if overlaps else large)
+        # What goes to the CPU at once, and stays there in no rank's own size, is the same for all.
+        keeps = job.accumulates or not job.offloads_optimizer
+        whole = kind.whole_numel if keeps else 0
+        kept = _kept(kind, job, arrivals, whole, besides=frozenset() if overlaps else large)
+        step = (-kept[-1][1], -kind.largest_slice, int(len(pieces) == 1))
         return cls(
             rank=kind.rank,
-            at_step=(-kept[-1][1], -kind.largest_slice, int(len(pieces) == 1)),
+            at_step=step if keeps else (step[0], int(kind.rank > 0)),
             kept=kept,
             measured=_measured(kind, job, arrivals, buckets) if buckets else [],
             let_go=large if overlaps else frozenset(),
@@ -228,11 +233,10 @@ def _own_that_others_keep(kind: RankKind, job: Job) -> frozenset[int]:
 
 
 def _kept(
-    kind: RankKind, job: Job, arrivals: dict[int, int], *, besides: frozenset[int]
+    kind: RankKind, job: Job, arrivals: dict[int, int], more: int, *, besides: frozenset[int]
 ) -> list[Step]:
-    """Its own gradients lie whole in one buffer from the first on, which is no more than what others
+    """Its own gradients lie whole in one buffer from the first on, which is no ``more`` than what others
     keep of some."""
-    more = kind.whole_numel
     kept: list[Step] = [(0, 0)]
     for time, index in sorted((arrivals.get(index, 0), index) for index, _ in kind.slices):
         more -= job.weights.numels[index] if index in besides else 0
