@@ -30,7 +30,6 @@ from memplan.model.networks import FeedForwardSpec
 
 class SqueezeBertEmbeddings(TypesLast, NarrowEmbeddings):
     num_buffers = 1
-    pass
 
 
 def convolution(config: ConfigReader, inputs: str, outputs: str, groups: str) -> Conv1d:
