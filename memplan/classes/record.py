@@ -5,10 +5,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.base import Base
+from memplan.classes.base import text_of, without_towers
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.stages import cut, layered, receive
+from memplan.classes.stages import cut, receive
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
@@ -20,6 +20,7 @@ from memplan.graph.modules.run import Run
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
+from memplan.model.heads import Task as ModelTask
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import Joining
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
-    if len(model.stacks) > 1 and model.task in WHOLE_SEQUENCES:
-        # Classes of whole sequences read their source a second time.
+    if len(model.stacks) > 1 and model.task in {*WHOLE_SEQUENCES, ModelTask.QUESTION_ANSWERING}:
+        # Classes of sequences and of answers read their source a second time.
         options = replace(options, target_seq_len=options.seq_len)
     with undisturbed():
         return _recorded(model, options)
@@ -82,12 +83,9 @@ def _attached(
         from memplan.classes.replaced import replace_classes  # only for others' kernels
 
         replace_classes(built, kernels, spread=spread)
-    base, _ = layered(built)
-    built.base.beside = model if model.join is not None and not _is_apart(model) else None
-    if isinstance(base, Base):
-        base.adjust(model)
+    built.base.beside = model if model.tables and not _is_apart(model) else None
     if blueprint.layers is not None:
-        lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+        lists = (each for _, each in text_of(built).modules() if isinstance(each, LayerList))
         for layers, numbers in zip(lists, blueprint.layers, strict=False):
             layers.kinds = [layers.kinds[number] for number in numbers]
     if parts is not None:
@@ -107,7 +105,8 @@ def _is_apart(model: ModelSpec) -> bool:
 
 def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
-    if model.join is not None and model.join.joining is Joining.CROSSED:
+    built.base.declare_unseen()
+    if model.tables and model.join is not None and model.join.joining is Joining.CROSSED:
         from memplan.classes.mllama import look  # only where layers attend to pictures
 
         look(run, built.base, model)
@@ -177,7 +176,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
             Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
         ),
     }
-    for name, module in model.modules():
+    for name, module in without_towers(model):
         module.split = splits.get(name, Split.WHOLE)
         if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
             from memplan.classes.mixed.latent import SharedKeyLinear  # only for narrow vectors
@@ -186,7 +185,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
 
-    for _, module in model.modules():
+    for _, module in without_towers(model):
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
             share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)

@@ -136,9 +136,14 @@ class ModelSpec(Displayed, HashedOnce):
         if self.denoiser is not None:
             return self.denoiser.num_layers
         sensed = self.picture or self.sound
-        if sensed is not None:
+        if sensed is not None and not self.stacks:
             return sensed.num_layers
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether something that sees, hears or speaks stands beside its stacks."""
+        return bool(self.tables) or self.join is not None
 
     @property
     def denoises(self) -> bool:
@@ -163,8 +168,8 @@ class ModelSpec(Displayed, HashedOnce):
         A type that is written as its class names its modules itself: of that, nothing is here.
 
         >>> import memplan
-        >>> memplan.load_model({"model_type": "patchtsmixer"}).module_names["layers"]["patch_mixer.norm"]
-        'patch_mixer.norm.norm'
+        >>> memplan.load_model({"model_type": "llava"}).module_names["vision_tower.embed"]["patch_embedding"]
+        'patch_conv'
         """
         names: Mapping[str, Any] = provided("module_names", self)
         return names

@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.classes import BARE, chosen_ending
-from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.operations.losses import cross_entropy
@@ -45,6 +44,8 @@ class PictureModel(Base):
     """Of what it gives."""
     tower = ""
     """How the name of its first segment begins, where it has several towers or is one."""
+    beside_text = False
+    """It is the tower of a language model, each of whose samples has so many pictures."""
     vocab = 0
     """Rows of its token table, where it reads texts too."""
     tied = False
@@ -73,15 +74,31 @@ class PictureModel(Base):
             return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
+    counted_as = ""
+    """Why nothing of that is known, where there is a reason."""
+
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False
 
+    def sides(self) -> tuple[int, int]:
+        """Patches of a picture down and across."""
+        height, width = picture_size(self.run.options.image_size, self.picture)
+        down, across = self.picture.patch
+        return height // down, width // across
+
+    @property
+    def num_pictures(self) -> int:
+        """Of the batch."""
+        options = self.run.options
+        each = options.images_per_sample * self.picture.crops if self.beside_text else 1
+        return options.batch_size * each
+
     def pixels_shape(self) -> tuple[int, ...]:
         """Of the batch's pictures, or of clips of so many ``frames``."""
-        options, kind = self.run.options, self.picture
-        picture = kind.channels, *picture_size(options.image_size, kind)
-        return (options.batch_size, *((self.frames,) if self.frames else ()), *picture)
+        kind = self.picture
+        picture = kind.channels, *picture_size(self.run.options.image_size, kind)
+        return (self.num_pictures, *((self.frames,) if self.frames else ()), *picture)
 
     def pixels(self) -> Handle:
         """The batch's pictures."""
@@ -106,16 +123,14 @@ class PictureModel(Base):
         """All of them, in order."""
         return [each for _, each in self.modules() if isinstance(each, LayerList)]
 
-    def described(self, *image: int, channels: int, fixed: bool = False) -> PictureSpec:
+    def described(
+        self, *image: int, channels: int, fixed: bool = False, patch: tuple[int, int] = (1, 1)
+    ) -> PictureSpec:
         """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
-        before, lists = 0, self.layer_lists
-        total = sum(len(each.kinds) for each in lists)
-        for each in lists:
-            each.before, each.depth = before, total
-            before += len(each.kinds)
+        lists = numbered(self)
         return PictureSpec(
             channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
-            num_layers=total,
+            num_layers=sum(len(each.kinds) for each in lists), patch=patch,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 
@@ -164,7 +179,7 @@ class PictureTask(Task):
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del batch, length, received
-        if self.spec.activations_left_out:
+        if self.is_counted or self.spec.activations_left_out:
             finish(self, declare_all(self))
             return
         run = self.run
@@ -256,6 +271,19 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     module.run.start(name, x.record, part=part, frozen=frozen)
 
 
+def as_tower(model: Any, name: str) -> None:
+    """Have the segments of a model begin with the name of the tower that it is."""
+    before = f"{getattr(model, 'tower', '')}."
+    for _, each in model.modules():
+        if isinstance(each, LayerList):
+            each.segment_name = f"{name}.{each.segment_name.removeprefix(before)}"
+        elif each.segment is not None:
+            segment, part = each.segment
+            part = ModelPart.OTHER if part is ModelPart.HEAD else part
+            each.segment = f"{name}.{segment.removeprefix(before)}", part
+    model.tower = name
+
+
 def begin_tower(module: Module, tower: str) -> None:
     """The first segment of a model begins, or of one of its towers."""
     name, frozen = f"{tower}.embed".lstrip("."), module.is_frozen(ModelPart.EMBEDDING, tower)
@@ -272,43 +300,3 @@ def ending_of(
     usual, *others = base.endings
     bare = (BARE,) if base.stands_alone else ()
     return chosen_ending(config, family, task, tuple(dict.fromkeys((usual, *bare, *others))))
-
-
-def declare_all(task: Task) -> Tensor:
-    """Weights alone, each with a gradient that appears in backward: nothing is known of operations."""
-    run, base = task.run, task.base
-    lists = [each for _, each in base.modules() if isinstance(each, LayerList)]
-    inside = {id(each) for layers in lists for _, each in layers.modules()}
-    made = _counted(task, [each for each in (base, *_all(base)) if id(each) not in inside])
-    for layers in lists:
-        run.beginnings[layers.segment_name] = layers.beginning
-        for turn in layers.runs():
-            run.start(
-                layers.segment_name,
-                made,
-                part=ModelPart.LAYERS,
-                repeat=turn.count,
-                frozen=turn.frozen,
-            )
-            layer = layers.made[turn.kind]
-            made = _counted(task, [layer, *_all(layer)])
-    head = [each for name, each in task.children.items() if name != task.prefix]
-    if head or task.weights:
-        run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
-        own = [inner for each in head for inner in (each, *_all(each))]
-        made = _counted(task, [task, *own])
-    return made
-
-
-def _all(module: Module) -> list[Module]:
-    return [each for _, each in module.modules()]
-
-
-def _counted(task: Task, modules: list[Module]) -> Tensor:
-    run = task.run
-    weights = [each.parameter(weight) for each in modules for weight in each.weights.values()]
-    made = run.tensor(0, DType.FP32)
-    if weights:
-        gradients = (Gradient.FRESH,) * len(weights)
-        run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
-    return made
