@@ -173,6 +173,7 @@ class JoinedModel(Base):
         run = self.run
         run.finish(inputs_embeds.record)
         image_features = self.get_image_features()
+        self.named.append(image_features)
         begin(self, MERGE, ModelPart.OTHER, image_features)
         image_features = self.collected(image_features)
         self.check_room(image_features)

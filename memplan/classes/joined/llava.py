@@ -128,6 +128,7 @@ class LlavaNextModel(FeaturesModel):
         pictures = image_features.split(*(crops,) * (image_features.shape[0] // crops), dim=0)
         new_image_features = [self.laid(each, size) for each in pictures]
         del pictures
+        self.named += new_image_features
         return concatenate(*new_image_features, dim=0)
 
     def laid(self, picture: Handle, size: int) -> Handle:

@@ -372,4 +372,5 @@ class Lfm2VlModel(JoinedModel):
             image_features.append(img_embedding.reshape(-1, img_embedding.shape[-1]))
             del feature, square, img_embedding
         del last_hidden_state
+        self.named += image_features
         return concatenate(*image_features, dim=0)
