@@ -14,7 +14,7 @@ from memplan.model.towers.latents import LatentsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
-from memplan.model.towers.patches import PictureBody
+from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.texts import OutputBody, TextBody
@@ -49,7 +49,7 @@ TowerBody = (
     ChainBody
     | BranchBody
     | PartBody
-    | PictureBody
+    | PatchesBody
     | TilesBody
     | TileBody
     | TextBody
