@@ -25,6 +25,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import Joining
 
@@ -55,6 +56,8 @@ class JoinedModel(Base):
     unseen: tuple[str, ...] = ()
     """Parts that nothing runs through when a picture is shown."""
     picture: PictureSpec
+    sound: SoundSpec | None = None
+    """Its clips, where it hears."""
     part: Part
     """The text's config."""
 
@@ -248,13 +251,18 @@ class CollectedModel(JoinedModel):
 
 
 def made_tower(
-    config: ConfigReader, name: str, kind: str = "", fills: Mapping[str, object] = EMPTY
+    config: ConfigReader,
+    name: str,
+    kind: str = "",
+    fills: Mapping[str, object] = EMPTY,
+    *,
+    key: str = VISION,
 ) -> PictureModel:
     """The class of the tower that the config names; its segments' names begin with another one.
 
     Raises ``ConfigError`` for a type that is none.
     """
-    part = read_part(config, PartSpec(key=VISION, model_type=kind, fills=fills))
+    part = read_part(config, PartSpec(key=key, model_type=kind, fills=fills))
     if part.model_type not in TOWERS:
         raise unknown_part(part, TOWERS)
     made = class_at(TOWERS[part.model_type])(part.reader)

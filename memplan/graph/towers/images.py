@@ -14,7 +14,6 @@ from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, sensed
 from memplan.model.pictures import PictureSpec
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.tiles import TilesBody
@@ -22,7 +21,7 @@ from memplan.model.towers.tiles import TilesBody
 
 def picture_size(
     side: int | None,
-    body: PatchesBody | PixelsBody | PlacesBody | TilesBody | PictureSpec,
+    body: PatchesBody | PixelsBody | TilesBody | PictureSpec,
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
