@@ -17,7 +17,6 @@ from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.graph.written.losses import language_model_loss, takes_matrix
 from memplan.model.config import ConfigReader
-from memplan.model.heads import DECODER_CLASSIFIER
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.training.objectives import JOINED, Objective
 
@@ -30,6 +29,8 @@ MakeBase = Callable[..., Base]
 class Task(Module):
     """A base model, and what a task does with its hidden states."""
 
+    is_counted = False
+    """Its operations are not written down."""
     ordered: tuple[Weight, ...] = ()
     """All weights in the order of ``named_parameters()``, once the model stands as it runs."""
 
@@ -37,7 +38,7 @@ class Task(Module):
         self.spec = model
         built = base(config)
         self.prefix = built.prefix
-        setattr(self, built.prefix, built)
+        self.children[built.prefix] = built
 
     @property
     def width(self) -> int:
@@ -178,8 +179,7 @@ class ForTokenClassification(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        classifier = model.head.classifier or DECODER_CLASSIFIER
-        self.dropout = Dropout(classifier.token_dropout)
+        self.dropout = Dropout(model.head.token_dropout)
         self.score = Linear(model.hidden_size, model.num_labels, bias=True)
 
     def loss(self, x: Handle) -> Tensor:

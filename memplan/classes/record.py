@@ -20,6 +20,7 @@ from memplan.graph.modules.run import Run
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
+from memplan.model.heads import Task as ModelTask
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import Joining
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 def record_class(model: ModelSpec, options: TapeOptions) -> Run:
     """Write the training step of a model's class on a new tape; of a pipeline's stage, that of its part."""
-    if len(model.stacks) > 1 and model.task in WHOLE_SEQUENCES:
-        # Classes of whole sequences read their source a second time.
+    if len(model.stacks) > 1 and model.task in {*WHOLE_SEQUENCES, ModelTask.QUESTION_ANSWERING}:
+        # Classes of sequences and of answers read their source a second time.
         options = replace(options, target_seq_len=options.seq_len)
     with undisturbed():
         return _recorded(model, options)

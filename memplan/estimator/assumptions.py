@@ -359,10 +359,8 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
             "a sequence's length counts steps of a return, a state and an action",
             "the loss, which the class leaves to its user, is the squared error of the actions",
         )
-    crossed = model.stacks[0].crossed if model.stacks else None
-    regions = crossed.regions if crossed is not None else embedding and embedding.regions
-    if regions:
-        return (f"a picture of {regions.count} regions beside each sequence",)
+    if embedding is not None and embedding.num_regions:
+        return (f"a picture of {embedding.num_regions} regions beside each sequence",)
     if model.denoises:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 

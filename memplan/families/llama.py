@@ -3,7 +3,7 @@
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
 from memplan.fast_dataclass import replace
 from memplan.model.config import ConfigReader
-from memplan.model.heads import DECODER_CLASSIFIER, HeadSpec
+from memplan.model.heads import HeadSpec
 from memplan.model.layers import StackSpec
 from memplan.model.networks import Activation
 from memplan.model.spec import ModelSpec, Task
@@ -27,7 +27,7 @@ def decoder_model(
     head = replace(head or HeadSpec(), tied=tied)
     if reader.raw("classifier_dropout") is not None:
         own = reader.number("classifier_dropout")
-        head = replace(head, classifier=replace(DECODER_CLASSIFIER, token_dropout=own))
+        head = replace(head, token_dropout=own)
     return ModelSpec(
         name=request.name,
         family=request.model_type,

@@ -34,8 +34,6 @@ class RotarySpec:
 
     dim: int
     """Dimensions of each head that are rotated; the rest pass through."""
-    sections: bool = False
-    """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     joined: bool = False
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
 
@@ -47,8 +45,6 @@ class AttentionForm(Enum):
     """``ALL_ATTENTION_FUNCTIONS``: eager, sdpa or flash, as asked for."""
     OWN = "own"
     """As its class says (``memplan.classes``)."""
-    PLAIN_SCORES = "plain_scores"
-    """Divided, then masked; the softmax in their own dtype (VisualBERT)."""
 
 
 class OutputGate(Enum):
@@ -109,5 +105,3 @@ class AttentionSpec:
     """Eager attention computes the softmax in fp32 and casts back; BERT does not."""
     names_weights: bool = True
     """The layer has a name for eager attention's weights, so that they live until it ends."""
-    padding_mask: bool = False
-    """The class adds a mask of padding to the scores even where there is none (LayoutLM)."""

@@ -9,7 +9,6 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.attention import AttentionSpec
-    from memplan.model.funnel import FunnelSpec
     from memplan.model.mixers import AbsentSpec, TokenMixer
     from memplan.model.mixtures import MixtureSpec
     from memplan.model.networks import FeedForwardSpec
@@ -81,16 +80,6 @@ with (arXiv:1908.07490, section 4.1: 36 objects); no config says it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RegionsSpec:
-    """Features of a picture's regions, projected and put behind the tokens (VisualBERT)."""
-
-    num_features: int
-    num_positions: int = 0
-    num_types: int = 0
-    count: int = NUM_REGIONS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingSpec:
     """How token ids become hidden states."""
 
@@ -100,35 +89,16 @@ class EmbeddingSpec:
     """Rows of a learned position table, offset included; 0 for none."""
     extra_rows: int = 0
     """Rows of the token table beside the vocabulary's (mllama's images)."""
-    num_token_types: int = 0
+    num_regions: int = 0
+    """Of a picture, beside the tokens (VisualBERT, LXMERT)."""
     steps: bool = False
     """There are no tokens, but steps of a trajectory (Decision Transformer)."""
-    regions: RegionsSpec | None = None
-    """A picture's regions stand behind the tokens (VisualBERT)."""
-    positions_in_place: bool = False
-    """Positions are added in place (VisualBERT)."""
     own_module: bool = False
     """A module of its own makes the sum, so that only its result outlives it (BERT)."""
     norm: NormSpec | None = None
     dropout: float = 0.0
-    dropout_module: bool = False
-    """Dropout is a module, not a call of a function."""
     patch_features: int = 0
     """Inputs of a linear layer for image patches, which a batch of text leaves unused (Fuyu)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrossedSpec:
-    """A stream of a picture's regions, with layers of its own, and layers in which it and the text read
-    each other; all are as wide as the text's (LXMERT)."""
-
-    regions: RegionsSpec
-    num_sides: int
-    """Numbers of a region's box."""
-    region_layers: int
-    crossed_layers: int
-    read_in_the_end: bool
-    """A loss reads what the regions have become."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,10 +111,6 @@ class StackSpec:
     embedding: EmbeddingSpec | None
     """None where the stack shares the other one's embedding entirely (T5's decoder)."""
     final_norm: NormSpec | None
-    funnel: FunnelSpec | None = None
-    """Its layers run on fewer tokens, block by block; then its runs only say what one is like (Funnel)."""
-    crossed: CrossedSpec | None = None
-    """What comes behind its layers, of another stream too (LXMERT)."""
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""
     block_masks: bool = False

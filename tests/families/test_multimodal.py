@@ -472,9 +472,12 @@ def test_a_missing_type_is_deduced_from_a_class_with_underscores() -> None:
 
 
 def test_a_voice_that_is_switched_off() -> None:
-    config = {"model_type": "qwen2_5_omni", "enable_audio_output": False}
-    names = {block.name.partition(".")[0] for block in read(config).tables}
-    assert names == {"vision_tower", "audio_tower"}
+    for speaks, spoken in ((False, set()), (True, {"talker", "token2wav"})):
+        config = {"model_type": "qwen2_5_omni", "enable_audio_output": speaks}
+        segments = record_model(read(config), TapeOptions()).segments
+        idle = {each.beside for each in segments if all(one.unused for one in each.parameters)}
+        assert idle - {""} == {"audio_tower", *spoken}
+        assert {each.beside for each in segments} - idle == {"vision_tower"}
 
 
 @pytest.mark.parametrize(

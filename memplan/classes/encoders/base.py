@@ -45,6 +45,8 @@ class Encoder(Base):
     """What its classifier of sequences makes of their tokens, where the config says it."""
     is_declared_last = False
     """Tasks' classes declare their heads before it."""
+    num_regions = 0
+    """Regions of a picture that stand beside its tokens."""
     ties_output = True
     """The output matrix can be the token table."""
     ties = True

@@ -256,8 +256,10 @@ class ElectraDiscriminatorPredictions(Module):
 class ElectraForPreTraining(EncoderTask):
     """Which tokens were replaced."""
 
+    head_class: Callable[[ConfigReader], Module] = ElectraDiscriminatorPredictions
+
     def add_head(self, config: ConfigReader) -> None:
-        self.discriminator_predictions = ElectraDiscriminatorPredictions(config)
+        self.discriminator_predictions = self.head_class(config)
 
     def loss_of(self, outputs: Encoded) -> Tensor:
         discriminator_sequence_output = outputs.last_hidden_state

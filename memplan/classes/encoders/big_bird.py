@@ -14,7 +14,9 @@ from memplan.classes.encoders.bert import BertForPreTraining, BertModel
 from memplan.classes.encoders.layers import (
     Attention,
     AttentionParts,
+    Intermediate,
     Layer,
+    Output,
     PlainScores,
     Pooler,
     Stack,
@@ -24,13 +26,15 @@ from memplan.classes.encoders.tasks import (
     ClassificationHead,
     EncoderTask,
     HeadClassification,
+    PooledMultipleChoice,
     Tasks,
 )
 from memplan.dtypes import DType, promote
 from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended
-from memplan.graph.modules.basic import Linear
+from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.contractions import einsum, matmul
 from memplan.graph.modules.functional import (
     activated,
@@ -45,6 +49,7 @@ from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.strides import Shape
+from memplan.graph.operations.losses import span_loss
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.networks import Activation
@@ -357,15 +362,50 @@ class BigBirdForSequenceClassification(HeadClassification):
     )
 
 
+class BigBirdForQuestionAnsweringHead(Module):
+    def __init__(self, config: ConfigReader) -> None:
+        self.dropout = Dropout(config.number("hidden_dropout_prob"))
+        self.intermediate, self.output = Intermediate(config), Output(config)
+        self.qa_outputs = Linear(config.integer("hidden_size"), 2, bias=True)
+
+    def forward(self, encoder_output: Handle) -> Handle:
+        x = self.dropout(encoder_output)
+        x = self.intermediate(x)
+        x = self.output(x, encoder_output)
+        x = self.qa_outputs(x)
+        return x
+
+
+class BigBirdForQuestionAnswering(EncoderTask):
+    """Where an answer begins and ends, which is not in the question."""
+
+    outputs = 2
+
+    def add_head(self, config: ConfigReader) -> None:
+        self.qa_classifier = BigBirdForQuestionAnsweringHead(config)
+        base = self.encoder
+        assert isinstance(base, BertModel)
+        del base.children["pooler"]
+        base.pooler = None
+
+    def loss_of(self, outputs: Encoded) -> Tensor:
+        run, x = self.run, outputs.last_hidden_state
+        logits_mask = made_by(run, OperationKind.WHERE, (*x.shape[:2], 1), DType.INT64)
+        logits = self.qa_classifier(x)
+        logits = logits - logits_mask.apart(OperationKind.MUL_SCALAR, dtype=DType.FP32)
+        return span_loss(run, logits.record, 2)
+
+
 class BigBirdModel(BertModel):
     tasks: ClassVar[Tasks] = {
         Task.MASKED_LM: BertModel.tasks[Task.MASKED_LM],
         Task.BASE: BertModel.tasks[Task.BASE],
         Task.SEQUENCE_CLASSIFICATION: BigBirdForSequenceClassification,
         Task.TOKEN_CLASSIFICATION: BertModel.tasks[Task.TOKEN_CLASSIFICATION],
+        Task.QUESTION_ANSWERING: BigBirdForQuestionAnswering,
+        Task.MULTIPLE_CHOICE: PooledMultipleChoice,
         Task.PRETRAINING: BertForPreTraining,
     }
-    """Its other classes are counted."""
     eager_only = True
     always_pools = True
     embeddings_class: Callable[[ConfigReader], Module] = BigBirdEmbeddings

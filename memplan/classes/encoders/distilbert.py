@@ -24,7 +24,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, La
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.written.heads import span_loss
+from memplan.graph.operations.losses import span_loss
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import LayerSpec, NormPlacement

@@ -6,6 +6,7 @@ from itertools import groupby
 from memplan.classes.blueprint import blueprint_from
 from memplan.classes.encoders.base import Encoder, EncoderLayer
 from memplan.families.request import ReadRequest, checkpoint_dtype, reject_task
+from memplan.graph.modules.layer_list import numbered
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, StackSpec
@@ -32,6 +33,7 @@ def read_encoder(base: Encoder, reader: ConfigReader, request: ReadRequest) -> M
         checkpoint_dtype=checkpoint_dtype(reader),
         recomputes=base.recomputes,
         eager_attention_only=base.eager_only,
+        activations_left_out=f"activations of {request.model_type}" * base.tasks[task].is_counted,
         blueprint=blueprint_from(reader, request.model_type),
         source=reader.source,
     )
@@ -46,6 +48,7 @@ def _stack(base: Encoder) -> StackSpec:
         embedding=EmbeddingSpec(
             embedding_size=base.token_table.width,
             num_positions=base.num_positions,
+            num_regions=base.num_regions,
             own_module=True,
         ),
         final_norm=base.last_norm(),
@@ -53,8 +56,8 @@ def _stack(base: Encoder) -> StackSpec:
 
 
 def _runs(base: Encoder) -> Iterator[LayerRun]:
-    layers = base.layer_list
-    for kind, group in groupby(layers.kinds):
-        layer = layers.made[kind]
-        assert isinstance(layer, EncoderLayer)
-        yield LayerRun(count=len(list(group)), layer=layer.facts(), shared=layers.shared)
+    for layers in numbered(base):
+        for kind, group in groupby(layers.kinds):
+            layer = layers.made[kind]
+            assert isinstance(layer, EncoderLayer)
+            yield LayerRun(count=len(list(group)), layer=layer.facts(), shared=layers.shared)

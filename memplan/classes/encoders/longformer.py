@@ -21,7 +21,12 @@ from memplan.classes.encoders.layers import (
     StackParts,
 )
 from memplan.classes.encoders.tables import CountedEmbeddings, TypesLast, zero_ids
-from memplan.classes.encoders.tasks import Tasks
+from memplan.classes.encoders.tasks import (
+    HeadClassification,
+    PooledMultipleChoice,
+    QuestionAnswering,
+    Tasks,
+)
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
@@ -215,14 +220,29 @@ class LongformerEmbeddings(TypesLast, CountedEmbeddings):
     pass
 
 
+class LongformerForSequenceClassification(HeadClassification):
+    """It gives tokens global attention by itself, as the next two do."""
+
+    is_counted = True
+
+
+class LongformerForQuestionAnswering(QuestionAnswering):
+    is_counted = True
+
+
+class LongformerForMultipleChoice(PooledMultipleChoice):
+    is_counted = True
+
+
 class LongformerModel(RobertaModel):
     prefix = "longformer"
     eager_only = True
     tasks: ClassVar[Tasks] = {
-        task: RobertaModel.tasks[task]
-        for task in (Task.MASKED_LM, Task.BASE, Task.TOKEN_CLASSIFICATION)
+        **RobertaModel.tasks,
+        Task.SEQUENCE_CLASSIFICATION: LongformerForSequenceClassification,
+        Task.QUESTION_ANSWERING: LongformerForQuestionAnswering,
+        Task.MULTIPLE_CHOICE: LongformerForMultipleChoice,
     }
-    """Its other classes give tokens global attention by themselves, and are counted."""
     classifier_dropout_key = "hidden_dropout_prob"
     embeddings_class: Callable[[ConfigReader], Module] = LongformerEmbeddings
     encoder_class: Callable[[ConfigReader], Module] = LongformerEncoder

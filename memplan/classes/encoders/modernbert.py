@@ -33,8 +33,7 @@ from memplan.graph.modules.rotary import (
     apply_rotary_in_fp32,
     turn_function,
 )
-from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.written.heads import span_loss
+from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.model.attention import AttentionSpec, Projection, RotarySpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task

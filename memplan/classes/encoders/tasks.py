@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
 from memplan.graph.core.tensors import Tensor
@@ -14,9 +15,8 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.graph.stacks import BASE_MODEL
-from memplan.graph.written.heads import span_loss
 from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
@@ -66,6 +66,9 @@ class EncoderTask(Task):
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del received
+        if self.is_counted:
+            finish(self, declare_all(self))
+            return
         run = self.run
         run.enter(BASE_MODEL)
         outputs = self.base(batch, length)

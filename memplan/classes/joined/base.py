@@ -11,7 +11,7 @@ from memplan.classes.pictures.base import PictureModel, as_tower, begin, begin_t
 from memplan.classes.registry import CLASSES, TOWERS, base_class, class_at
 from memplan.dtypes import DType
 from memplan.errors import SetupError
-from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, unknown_part
+from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, same_class, unknown_part
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Embedding, spare, spare_alone
@@ -25,6 +25,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
+from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.model.towers.compared.joining import Joining
 
@@ -55,6 +56,8 @@ class JoinedModel(Base):
     unseen: tuple[str, ...] = ()
     """Parts that nothing runs through when a picture is shown."""
     picture: PictureSpec
+    sound: SoundSpec | None = None
+    """Its clips, where it hears."""
     part: Part
     """The text's config."""
 
@@ -125,9 +128,11 @@ class JoinedModel(Base):
     def ties_head(self, config: ConfigReader, tied: bool) -> bool:
         """The outer config says so; where the text's keys stand in it, its flag is the outer one's alone."""
         del tied
-        is_nested = self.part.reader.config is not config.config
-        inner = is_nested and self.nested_ties and self.part.reader.flag("tie_word_embeddings")
-        return config.flag("tie_word_embeddings") or inner
+        inner = self.part.reader
+        if inner.config is config.config:
+            inner = same_class(inner, {})
+        is_tied = config.flag("tie_word_embeddings")
+        return is_tied or (self.nested_ties and inner.flag("tie_word_embeddings"))
 
     def output_rows(self, config: ConfigReader) -> int:
         """Of an untied output matrix; 0: the text's vocabulary."""
@@ -249,13 +254,18 @@ class CollectedModel(JoinedModel):
 
 
 def made_tower(
-    config: ConfigReader, name: str, kind: str = "", fills: Mapping[str, object] = EMPTY
+    config: ConfigReader,
+    name: str,
+    kind: str = "",
+    fills: Mapping[str, object] = EMPTY,
+    *,
+    key: str = VISION,
 ) -> PictureModel:
     """The class of the tower that the config names; its segments' names begin with another one.
 
     Raises ``ConfigError`` for a type that is none.
     """
-    part = read_part(config, PartSpec(key=VISION, model_type=kind, fills=fills))
+    part = read_part(config, PartSpec(key=key, model_type=kind, fills=fills))
     if part.model_type not in TOWERS:
         raise unknown_part(part, TOWERS)
     made = class_at(TOWERS[part.model_type])(part.reader)

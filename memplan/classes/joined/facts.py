@@ -37,6 +37,7 @@ def read_joined(
         family=request.model_type,
         head=head,
         picture=replace(base.picture, stacks=base.owners()),
+        sound=base.sound,
         join=TowerJoin(joining=base.joining),
         checkpoint_dtype=checkpoint_dtype(reader if says_dtype else part.reader),
         blueprint=blueprint_from(reader, request.model_type),

@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.classes import BARE, chosen_ending
-from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.operations.losses import cross_entropy
@@ -75,6 +74,9 @@ class PictureModel(Base):
             return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
+    counted_as = ""
+    """Why nothing of that is known, where there is a reason."""
+
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False
@@ -125,14 +127,10 @@ class PictureModel(Base):
         self, *image: int, channels: int, fixed: bool = False, patch: tuple[int, int] = (1, 1)
     ) -> PictureSpec:
         """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
-        before, lists = 0, self.layer_lists
-        total = sum(len(each.kinds) for each in lists)
-        for each in lists:
-            each.before, each.depth = before, total
-            before += len(each.kinds)
+        lists = numbered(self)
         return PictureSpec(
             channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
-            num_layers=total, patch=patch,
+            num_layers=sum(len(each.kinds) for each in lists), patch=patch,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 
@@ -181,7 +179,7 @@ class PictureTask(Task):
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del batch, length, received
-        if self.spec.activations_left_out:
+        if self.is_counted or self.spec.activations_left_out:
             finish(self, declare_all(self))
             return
         run = self.run
@@ -273,9 +271,9 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     module.run.start(name, x.record, part=part, frozen=frozen)
 
 
-def as_tower(model: Module, name: str) -> None:
+def as_tower(model: Any, name: str) -> None:
     """Have the segments of a model begin with the name of the tower that it is."""
-    before = f"{model.tower}." if isinstance(model, PictureModel) else ""
+    before = f"{getattr(model, 'tower', '')}."
     for _, each in model.modules():
         if isinstance(each, LayerList):
             each.segment_name = f"{name}.{each.segment_name.removeprefix(before)}"
@@ -283,8 +281,7 @@ def as_tower(model: Module, name: str) -> None:
             segment, part = each.segment
             part = ModelPart.OTHER if part is ModelPart.HEAD else part
             each.segment = f"{name}.{segment.removeprefix(before)}", part
-    if isinstance(model, PictureModel):
-        model.tower = name
+    model.tower = name
 
 
 def begin_tower(module: Module, tower: str) -> None:
@@ -303,43 +300,3 @@ def ending_of(
     usual, *others = base.endings
     bare = (BARE,) if base.stands_alone else ()
     return chosen_ending(config, family, task, tuple(dict.fromkeys((usual, *bare, *others))))
-
-
-def declare_all(task: Task) -> Tensor:
-    """Weights alone, each with a gradient that appears in backward: nothing is known of operations."""
-    run, base = task.run, task.base
-    lists = [each for _, each in base.modules() if isinstance(each, LayerList)]
-    inside = {id(each) for layers in lists for _, each in layers.modules()}
-    made = _counted(task, [each for each in (base, *_all(base)) if id(each) not in inside])
-    for layers in lists:
-        run.beginnings[layers.segment_name] = layers.beginning
-        for turn in layers.runs():
-            run.start(
-                layers.segment_name,
-                made,
-                part=ModelPart.LAYERS,
-                repeat=turn.count,
-                frozen=turn.frozen,
-            )
-            layer = layers.made[turn.kind]
-            made = _counted(task, [layer, *_all(layer)])
-    head = [each for name, each in task.children.items() if name != task.prefix]
-    if head or task.weights:
-        run.start("head", made, part=ModelPart.HEAD, frozen=task.is_frozen(ModelPart.HEAD))
-        own = [inner for each in head for inner in (each, *_all(each))]
-        made = _counted(task, [task, *own])
-    return made
-
-
-def _all(module: Module) -> list[Module]:
-    return [each for _, each in module.modules()]
-
-
-def _counted(task: Task, modules: list[Module]) -> Tensor:
-    run = task.run
-    weights = [each.parameter(weight) for each in modules for weight in each.weights.values()]
-    made = run.tensor(0, DType.FP32)
-    if weights:
-        gradients = (Gradient.FRESH,) * len(weights)
-        run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
-    return made

@@ -32,10 +32,13 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
         recomputes=base.recomputes,
         eager_attention_only=base.eager_only,
         picture=base.picture,
-        activations_left_out=f"activations of {family}" if base.left_out(ending) else "",
         blueprint=blueprint_from(reader, family),
         source=reader.source,
     )
     named = kind.named_task(reader, model)
     named(reader, model, kind)  # it refuses what its head cannot be made from
-    return replace(model, picture=replace(base.picture, meant=named.meant))
+    left_out = named.is_counted or base.left_out(ending)
+    return replace(
+        model, picture=replace(base.picture, meant=named.meant),
+        activations_left_out=f"activations of {family}{base.counted_as}" * left_out,
+    )  # fmt: skip

@@ -15,7 +15,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Li
 from memplan.graph.modules.functional import expanded, repeated, softmax
 from memplan.graph.modules.grids import Conv2d, DropPath, mean_along
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
@@ -197,7 +197,7 @@ class TimesformerModel(PictureModel):
     def forward(self, pixel_values: Handle) -> tuple[Handle]:
         embedding_output = self.embeddings(pixel_values)
         hidden_states = embedding_output
-        for layer_module in self.layer_lists[0]:
+        for layer_module in numbered(self)[0]:
             layer_outputs = layer_module(hidden_states)
             hidden_states = layer_outputs
         sequence_output = hidden_states

@@ -18,7 +18,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Li
 from memplan.graph.modules.functional import mean_of_tokens
 from memplan.graph.modules.grids import Conv3d
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock, ModelPart
@@ -159,7 +159,7 @@ class VideoMAEModel(PictureModel):
     def forward(self, pixel_values: Handle) -> tuple[Handle]:
         embedding_output = self.embeddings(pixel_values)
         hidden_states = embedding_output
-        for layer_module in self.layer_lists[0]:
+        for layer_module in numbered(self)[0]:
             hidden_states = layer_module(hidden_states)
         sequence_output = hidden_states
         if "layernorm" in self.children:

@@ -4,8 +4,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
-from memplan.classes.pictures.base import declare_all
 from memplan.families.classes import BARE, chosen_ending
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
@@ -108,9 +108,6 @@ class SoundTask(Task):
     def listener(self) -> Any:
         """The base model."""
         return self.base
-
-    is_counted = False
-    """Its operations are not written down."""
 
     def add_head(self, config: ConfigReader) -> None:
         """Declare what the task adds."""

@@ -95,14 +95,6 @@ class FeedForward(Module):
         return hidden_states
 
 
-class Parts(Module):
-    """Modules and weights by their names, of a class that is counted."""
-
-    def __init__(self, **parts: Module | Weight) -> None:
-        for name, made in parts.items():
-            setattr(self, name, made)
-
-
 class SignalConvolution(Module):
     """``Wav2Vec2NoLayerNormConvLayer``, or that with a norm of each channel, or of all channels."""
 

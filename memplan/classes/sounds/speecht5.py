@@ -7,12 +7,12 @@ Scores get queries times a vector of each pair's distance, looked up once for al
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memplan.classes.counted import Parts
 from memplan.classes.heads import MakeBase
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundTask, begin
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
     FeedForward,
-    Parts,
     Sines,
     masks,
     masks_time,

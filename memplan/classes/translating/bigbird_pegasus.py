@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from memplan.classes.encoders.big_bird import BigBirdAttentionHeads, create_masks, read_blocks
 from memplan.classes.translating.bart import BartDecoder, BartStack, Translator
@@ -15,7 +16,12 @@ from memplan.classes.translating.layers import (
     LayerParts,
     MBartDecoderLayer,
 )
-from memplan.classes.translating.stacks import clamped
+from memplan.classes.translating.stacks import (
+    LastTokenClassification,
+    SpanAnswering,
+    Tasks,
+    clamped,
+)
 from memplan.classes.translating.tables import PositionsWithoutOffset
 from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
@@ -27,6 +33,7 @@ from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
+from memplan.model.heads import Task
 from memplan.model.layers import NormPlacement
 from memplan.model.norms import NormSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
@@ -178,6 +185,11 @@ class BigBirdPegasusDecoder(NormedStack, BartDecoder):
 
 
 class BigBirdPegasusModel(Translator):
+    tasks: ClassVar[Tasks] = {
+        **Translator.tasks,
+        Task.SEQUENCE_CLASSIFICATION: LastTokenClassification,
+        Task.QUESTION_ANSWERING: SpanAnswering,
+    }
     eager_only = True
     encoder_class: Callable[[ConfigReader], BartStack] = BigBirdPegasusEncoder
     decoder_class: Callable[[ConfigReader], BartStack] = BigBirdPegasusDecoder

@@ -32,6 +32,7 @@ def read_two_stacks(base: TwoStacks, reader: ConfigReader, request: ReadRequest)
         checkpoint_dtype=checkpoint_dtype(reader),
         eager_attention_only=base.eager_only,
         recomputes=base.recomputes,
+        activations_left_out=f"activations of {request.model_type}" * base.tasks[task].is_counted,
         blueprint=blueprint_from(reader, request.model_type),
         source=reader.source,
     )

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from memplan.classes.encoders.longformer import LongformerSelfAttention, padded_length, read_windows
 from memplan.classes.translating.bart import (
@@ -19,7 +19,7 @@ from memplan.classes.translating.layers import (
     LayerParts,
     Projections,
 )
-from memplan.classes.translating.stacks import clamped, projected_heads
+from memplan.classes.translating.stacks import SpanAnswering, Tasks, clamped, projected_heads
 from memplan.classes.translating.tables import PositionsWithoutOffset, WordEmbedding
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -31,6 +31,7 @@ from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
+from memplan.model.heads import Task
 from memplan.model.parameters import LayerBlock, WeightRole
 
 
@@ -198,6 +199,7 @@ class LEDDecoder(BartDecoder):
 
 
 class LEDModel(Translator):
+    tasks: ClassVar[Tasks] = {**Translator.tasks, Task.QUESTION_ANSWERING: SpanAnswering}
     eager_only = True
     context_keys = ("max_encoder_position_embeddings",)
     encoder_class: Callable[[ConfigReader], BartStack] = LEDEncoder

@@ -14,21 +14,25 @@ from memplan.classes.translating.stacks import (
     ConditionalGeneration,
     Decoded,
     DecodedStates,
+    SequenceTask,
     Stack,
     StackLayer,
     Tasks,
     TwoStacks,
+    begin_embedding,
     projected_heads,
     shifted,
 )
 from memplan.dtypes import DType
 from memplan.families.llama import named_activation
+from memplan.families.request import ReadRequest
+from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.contractions import einsum
-from memplan.graph.modules.functional import made_from, softmax
+from memplan.graph.modules.functional import made_from, rows_of, softmax, total
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.layouts import in_rows
@@ -295,8 +299,9 @@ class ProphetNetDecoderLayer(LayerParts):
         hidden = config.integer("hidden_size")
         self.self_attn = ProphetNetNgramSelfAttention(config)
         self.self_attn_layer_norm = LayerNorm(hidden)
-        self.cross_attn = CrossAttention(config, "decoder")
-        self.cross_attn_layer_norm = LayerNorm(hidden)
+        if config.flag("add_cross_attention", default=True):
+            self.cross_attn = CrossAttention(config, "decoder")
+            self.cross_attn_layer_norm = LayerNorm(hidden)
         self.feed_forward = ProphetNetFeedForward(config, config.integer("decoder_ffn_dim"))
         self.feed_forward_layer_norm = LayerNorm(hidden)
 
@@ -309,8 +314,9 @@ class ProphetNetDecoderLayer(LayerParts):
     ) -> Handle:
         ngram_attention_output, self_attn_weights, ngram_weights = self.self_attn(x, masks, buckets)
         x = self.self_attn_layer_norm(x + ngram_attention_output)
-        attention_output = self.cross_attn(x, memory)
-        x = self.cross_attn_layer_norm(attention_output + x)
+        if "cross_attn" in self.children:
+            attention_output = self.cross_attn(x, memory)
+            x = self.cross_attn_layer_norm(attention_output + x)
         feed_forward_output = self.feed_forward(x)
         x = self.feed_forward_layer_norm(feed_forward_output + x)
         del self_attn_weights, ngram_weights
@@ -471,6 +477,11 @@ def bucket_table(relative: Handle) -> Handle:
 
 
 class ProphetNetForConditionalGeneration(ConditionalGeneration):
+    def add_head(self, config: ConfigReader) -> None:
+        """The output matrix, and whether labels are smoothed."""
+        super().add_head(config)
+        self.smooths = config.number("eps", default=0.0) > 0.0
+
     def decoder_ids(self, batch: int) -> Handle:
         """The labels, shifted before the base model is called."""
         return shifted(self, batch)
@@ -488,10 +499,43 @@ class ProphetNetForConditionalGeneration(ConditionalGeneration):
         logits = predict_logits.select(1).contiguous()
         labels = made_by(run, OperationKind.ZEROS, (ngram, batch, tokens), DType.INT64)
         turned = predict_logits.transpose(0, 1).contiguous()
-        loss = cross_entropy(run, turned.float().record, labels.record)
+        full = turned.float()
+        loss = cross_entropy(run, full.record, labels.record)
+        if self.smooths:
+            loss = self.smoothed(full, Handle(run, loss, ()))
         run.returned.append(predict_logits.record)
         del logits
         return loss
+
+    def smoothed(self, logits: Handle, loss: Handle) -> Tensor:
+        """The mean of all log-probabilities, those of masked tokens left out, beside the loss."""
+        made = self.run.segment.operations
+        lprobs = next(
+            each.outputs[0] for each in reversed(made) if each.kind is OperationKind.LOG_SOFTMAX
+        )
+        summed = -total(Handle(self.run, lprobs, logits.shape))
+        mask = made_by(self.run, OperationKind.NE, summed.shape, DType.BOOL)
+        smooth_loss = rows_of(summed, (1, summed.numel))
+        del mask
+        return (loss * 1.0 + smooth_loss.mean() * 1.0).record
+
+
+class ProphetNetDecoderAlone(SequenceTask):
+    """The decoder without its encoder, and without a head."""
+
+    is_counted = is_base = True
+
+    def begin(self) -> None:
+        """Its own segment begins."""
+        begin_embedding(self, "decoder")
+
+    def add_head(self, config: ConfigReader) -> None:
+        """There is no encoder, and no table but its own."""
+        del config
+        table = self.two.shared
+        for name in ("encoder", self.two.table):
+            self.two.children.pop(name)
+        setattr(self.two.decoder, self.two.table, Embedding(*table.weight.shape))
 
 
 class ProphetNetModel(TwoStacks):
@@ -501,7 +545,14 @@ class ProphetNetModel(TwoStacks):
     tasks: ClassVar[Tasks] = {
         Task.SEQ2SEQ_LM: ProphetNetForConditionalGeneration,
         Task.BASE: DecodedStates,
+        Task.OTHER: ProphetNetDecoderAlone,
     }
+
+    @staticmethod
+    def understood(config: ConfigReader, request: ReadRequest) -> ReadRequest:
+        """A config may be that of a decoder without its encoder."""
+        named = any(each.endswith("Decoder") for each in config.texts("architectures"))
+        return replace(request, task=Task.OTHER) if request.task is None and named else request
 
     def __init__(self, config: ConfigReader) -> None:
         rows, hidden = config.integer("vocab_size"), config.integer("hidden_size")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from memplan.classes.base import Base
+from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
 from memplan.dtypes import DType
 from memplan.families.request import ReadRequest
@@ -19,7 +20,7 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Site
-from memplan.graph.operations.losses import cross_entropy
+from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.graph.stacks import BASE_MODEL
 from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
@@ -230,6 +231,9 @@ class SequenceTask(Task):
     def forward(self, batch: int, length: int, received: Handle | None) -> None:
         """Run the base model, the head and the loss."""
         del length, received
+        if self.is_counted:
+            finish(self, declare_all(self))
+            return
         run, decoder = self.run, self.two.decoder
         if self._wraps:
             run.enter(BASE_MODEL)
@@ -306,6 +310,19 @@ class ClassificationHead(Module):
         x = self.dropout(x)
         x = self.out_proj(x)
         return x
+
+
+class SpanAnswering(SequenceTask):
+    """Where an answer begins and ends, of a decoder that reads the source again."""
+
+    def add_head(self, config: ConfigReader) -> None:  # noqa: ARG002
+        """Two numbers for every token."""
+        self.qa_outputs = Linear(self.spec.hidden_size, self.spec.num_labels, bias=True)
+
+    def loss_of(self, outputs: Decoded) -> Tensor:
+        """The mean of two cross entropies."""
+        logits = self.qa_outputs(outputs.last_hidden_state)
+        return span_loss(self.run, logits.record, self.spec.num_labels)
 
 
 class LastTokenClassification(SequenceTask):

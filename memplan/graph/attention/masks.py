@@ -65,13 +65,3 @@ def attentions(stack: StackSpec) -> list[AttentionSpec]:
         if isinstance(spec, (AttentionSpec, LatentAttentionSpec, MixerSpec))
     ]
     return [each for each in scores if each is not None]
-
-
-def padding_mask(t: Tape, stack: StackSpec) -> Tensor | None:
-    """What LayoutLM adds to the scores of every sequence: a row of its keys."""
-    if not any(spec.padding_mask for spec in attentions(stack)):
-        return None
-    mask = t.tensor(t.options.batch_size * t.options.seq_len, t.compute)
-    t.record(OperationKind.MASK, (), (mask,))
-    t.hold(mask)
-    return mask

@@ -13,7 +13,7 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, is_contiguous
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
@@ -48,6 +48,17 @@ def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False
     turned = not is_contiguous(x.shape, x.strides)
     made = softmax_of(x.run, x.record, dtype=dtype, in_own_dtype=in_own_dtype, strided=turned)
     return x.leads_to(Handle(x.run, made, x.shape), in_rows(x.shape)) if turned else x.like(made)
+
+
+def log_softmax(x: Handle, *, widened: bool = True) -> Handle:
+    """``F.log_softmax`` over the last dimension, which autocast runs in fp32 unless it is a loss's own; keeps what it gives."""
+    given = x if x.run.autocast is None or not widened else x.float()
+    made = empty(x.run, x.shape, given.dtype)
+    x.run.record(
+        OperationKind.LOG_SOFTMAX, (given.record,), (made.record,), saves=(made.record,),
+        gradients=(Gradient.FRESH,),
+    )  # fmt: skip
+    return made
 
 
 def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
@@ -680,6 +691,20 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
         OperationKind.ADD, (one.record, other.record), (made.record,),
         gradients=(Gradient.SUMMED, Gradient.SUMMED),
     )  # fmt: skip
+    return made
+
+
+def added_both_ways(one: Handle, other: Handle) -> Handle:
+    """``one[..., None] + other[..., None, :]``, which lies as the first one does."""
+    shape = *one.shape, other.shape[-1]
+    strides = *(step * shape[-1] for step in dense_strides(one.shape, one.strides)), 1
+    made = Handle(one.run, one.run.tensor(prod(shape), one.dtype), shape, strides)
+    one.run.record(
+        OperationKind.ADD, (one.record, other.record), (made.record,),
+        gradients=(Gradient.SUMMED, Gradient.SUMMED),
+    )  # fmt: skip
+    for each in (one, other):
+        each.leads_to(made, in_rows(each.shape))
     return made
 
 

@@ -39,6 +39,8 @@ class LayerList(Module):
     """Layers, counted from 1, whose results are handed out beside the last one's; 0: what the first is given."""
     is_read = True
     """Somebody reads what the last layer gives; else nothing behind the last captured one leads anywhere."""
+    ends = True
+    """Where layers hand on more than hidden states, nothing reads the rest behind the last one."""
 
     def __init__(
         self,
@@ -145,8 +147,18 @@ class LayerList(Module):
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
-        if self.streams:
-            prune(self.run.segment)  # nothing reads what the last one hands on
+        if self.streams and self.ends:
+            prune(self.run.segment)
+
+
+def numbered(model: Module) -> list[LayerList]:
+    """All lists of a model, whose layers are counted through them."""
+    lists = [each for _, each in model.modules() if isinstance(each, LayerList)]
+    before, total = 0, sum(len(each.kinds) for each in lists)
+    for each in lists:
+        each.before, each.depth = before, total
+        before += len(each.kinds)
+    return lists
 
 
 class KeptLayers(LayerList):
@@ -188,13 +200,14 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_layers", "_left", "_module", "_name", "_stretch", "segment")
+    __slots__ = ("_again", "_layers", "_left", "_module", "_name", "_number", "_stretch", "segment")
 
     def __init__(
         self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
         self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
         self._name, self._again, self._layers = layers.segment_name, again, layers
+        self._number = layers.before + stretch.start
         self.segment: Segment
         """What the call wrote down."""
 
@@ -259,7 +272,7 @@ class Layer:
         run = self._module.run
         self.segment = run.segment
         described = run.layers.get(self._name.partition(".")[0])
-        self.segment.layer = None if described is None else described[self._stretch.start]
+        self.segment.layer = None if described is None else described[self._number]
 
 
 def _records(handles: Sequence[Handle | None]) -> list[Tensor]:

@@ -78,9 +78,10 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
-def written_mask(run: Run, batch: int, length: int) -> Handle:
+def written_mask(run: Run, batch: int, length: int, *, queries: int | None = None) -> Handle:
     """A mask of all pairs of every sequence, as classes make it that attend in Python alone."""
-    pattern = made_by(run, OperationKind.BITWISE_AND, (batch, 1, length, length), DType.BOOL)
+    shape = batch, 1, length if queries is None else queries, length
+    pattern = made_by(run, OperationKind.BITWISE_AND, shape, DType.BOOL)
     return pattern.apart(OperationKind.WHERE, dtype=run.compute)
 
 

@@ -86,3 +86,14 @@ def cross_entropy(t: Tape, logits: Tensor, labels: Tensor | None = None) -> Tens
     )  # fmt: skip
     t.touch(logits)
     return loss
+
+
+def span_loss(t: Tape, logits: Tensor, num_labels: int) -> Tensor:
+    """Question answering: start and end scores copied apart, a cross-entropy of each, their mean."""
+    tokens = logits.numel // num_labels
+    start, end = t.split(logits, tokens, tokens)
+    first = t.elementwise(OperationKind.CLONE, start)
+    last = t.elementwise(OperationKind.CLONE, end)
+    loss = t.scale(t.add(cross_entropy(t, first), cross_entropy(t, last)))
+    t.give_out(logits)
+    return loss

@@ -10,27 +10,21 @@ from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
 from memplan.graph.towers.gridded.davit import write_davit
-from memplan.graph.towers.gridded.grids import write_grid
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
-from memplan.graph.towers.gridded.segmenting import places, write_segmenting
-from memplan.graph.towers.images import image_patches, reordered
-from memplan.graph.towers.latents import placed_tokens, write_latents
+from memplan.graph.towers.gridded.segmenting import write_segmenting
+from memplan.graph.towers.images import image_patches
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
-from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import decoded_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
 from memplan.model.towers.gridded.davit import DavitBody
-from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
-from memplan.model.towers.latents import LatentsBody, PlacedTokensBody
+from memplan.model.towers.gridded.segmenting import SegmentingBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
@@ -41,10 +35,8 @@ from memplan.model.towers.parts import (
     PartBody,
     SpareBody,
 )
-from memplan.model.towers.patches import PatchesBody, ReorderedBody
-from memplan.model.towers.series import SeriesBody, SeriesPart
+from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
-from memplan.model.towers.texts import DecodedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
 
@@ -69,20 +61,12 @@ def _write_one(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
-        case PlacesBody():
-            return places(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
-        case DecodedTokensBody():
-            return decoded_tokens(t, body, flow)
-        case PlacedTokensBody():
-            return placed_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
-        case SeriesBody():
-            return series(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -96,10 +80,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return _part(t, x, body)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
-    if isinstance(body, GridBody):
-        return write_grid(t, x, body, flow)
-    if isinstance(body, LatentsBody):
-        return write_latents(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:
@@ -108,8 +88,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_branches(t, x, body, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
-    if isinstance(body, SeriesPart):
-        return write_series(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):
@@ -122,10 +100,8 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_davit(t, x, body, flow)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow, given)
-    if isinstance(body, TileBody):
-        return write_tiles(t, x, body, flow)
-    assert isinstance(body, ReorderedBody), body
-    return reordered(t, x, body.size)
+    assert isinstance(body, TileBody), body
+    return write_tiles(t, x, body, flow)
 
 
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:

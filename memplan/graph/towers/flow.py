@@ -22,15 +22,11 @@ from memplan.model.towers.body import ChainBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody
-from memplan.model.towers.latents import PlacedTokensBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
-    DecodedTokensBody,
     OutputBody,
 )
 from memplan.model.towers.tiles import TilesBody
@@ -105,14 +101,7 @@ def starts(block: ParameterBlock) -> bool:
         return body.channels > 0
     return isinstance(
         body,
-        PatchesBody
-        | PixelsBody
-        | PlacesBody
-        | SeriesBody
-        | PlacedTokensBody
-        | DecodedTokensBody
-        | TilesBody
-        | InstructionBody,
+        PatchesBody | PixelsBody | TilesBody | InstructionBody,
     )
 
 

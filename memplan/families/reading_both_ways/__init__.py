@@ -1,1 +1,0 @@
-"""Encoders that have no class yet, and stacks that read one."""
