@@ -130,9 +130,7 @@ def joined(embeds: Handle, model: ModelSpec | None) -> tuple[Handle, ...]:
         return (embeds,)
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
-    run, width = embeds.run, embeds.shape[-1]
-    made, deep = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
-    for each in (made, *deep):
-        each.storage.held = False  # names hold them
-    beside = (Handle(run, each, (each.numel // width, width)) for each in deep)
-    return Handle(run, made, embeds.shape), *beside
+    run = embeds.run
+    made = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
+    made.storage.held = False  # names hold it
+    return (Handle(run, made, embeds.shape),)

@@ -56,6 +56,7 @@ class EncoderTower(PackedTower):
     last = "post_layernorm"
     listed = "encoder.layers"
     attention_class: type[SeparateAttention] = SeparateAttention
+    embeddings: Module
     layers: LayerList
 
     def __init__(self, config: ConfigReader) -> None:
@@ -437,7 +438,7 @@ class MuseVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         reverse_indices = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, reverse_indices, (rows, size))
-        hidden_states = self.ln_post(hidden_states)
+        hidden_states = self.children[self.last](hidden_states)
         shuffle_index = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, shuffle_index, (rows, size))
         hidden_states = hidden_states.view(-1, self.joins**2, size)
@@ -565,7 +566,7 @@ class MiniCPMVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         if not self.layers.captured:
             spare(self.vit_merger)
-        last_hidden_state = self.post_layernorm(hidden_states)
+        last_hidden_state = self.children[self.last](hidden_states)
         return (last_hidden_state,)
 
 

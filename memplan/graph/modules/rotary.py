@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
+from memplan.graph.attention.rotary import sectioned_tables
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.modules.handles import ComplexHandle, Handle, empty
@@ -67,6 +68,24 @@ class RotaryEmbedding(Module):
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
                 run.buffer(width // 2, DType.FP32, behind=not run.segment.is_layer)
+
+
+class SectionedRotaryEmbedding(RotaryEmbedding):
+    """Tables of time, height and width for each sequence, of which one is put together.
+
+    (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
+    """
+
+    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
+        """Of all positions, in the format of ``x``."""
+        del positions, window
+        run, (batch, length, _) = self.run, x.shape
+        self.hold_frequencies(self.width)
+        cos, sin = sectioned_tables(run, batch * length, self.width, x.dtype)
+        shape = batch, length, self.width
+        for each in (cos, sin):
+            each.storage.held = False  # names hold them
+        return Handle(run, cos, shape), Handle(run, sin, shape)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:
