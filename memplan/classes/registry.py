@@ -31,6 +31,7 @@ CLASSES = {
     "bit": "pictures.staged.BitModel",
     "blenderbot": "translating.bart.BlenderbotModel",
     "blenderbot-small": "translating.pegasus.BlenderbotSmallModel",
+    "blip-2": "joined.queried.Blip2Model",
     "bloom": "older.alibi.BloomModel",
     "camembert": "encoders.bert.XLMRobertaModel",
     "chinese_clip": "compared.word_towers.ChineseCLIPModel",
@@ -114,6 +115,8 @@ CLASSES = {
     "hy_v3": "mixed.deepseek.HYV3Model",
     "hyperclovax": "llama_kin.HyperCLOVAXModel",
     "ijepa": "pictures.vit.IJepaModel",
+    "instructblip": "joined.queried.InstructBlipModel",
+    "instructblipvideo": "joined.queried.InstructBlipVideoModel",
     "jais2": "llama_kin.Jais2Model",
     "jamba": "recurrent.hybrids.JambaModel",
     "jetmoe": "mixed.jetmoe.JetMoeModel",
@@ -291,6 +294,10 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    **dict.fromkeys(
+        ("blip_2_vision_model", "instructblip_vision_model", "instructblipvideo_vision_model"),
+        "joined.queried.BlipVisionModel",
+    ),
     "got_ocr2_vision": "joined.convolved.GotOcr2VisionEncoder",
     "sam_vision_model": "segmenting.sam.SamVisionModel",
     "qwen2_5_omni_vision_encoder": "joined.omni.OmniVisionModel",
