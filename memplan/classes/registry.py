@@ -74,6 +74,7 @@ CLASSES = {
     "falcon_h1": "recurrent.falcon_h1.FalconH1Model",
     "falcon_mamba": "recurrent.mamba.FalconMambaModel",
     "flava": "compared.flava.FlavaModel",
+    "florence2": "joined.florence.Florence2Model",
     "fnet": "encoders.fnet.FNetModel",
     "focalnet": "pictures.focalnet.FocalNetModel",
     "fsmt": "translating.fsmt.FSMTModel",
@@ -294,6 +295,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "florence_vision": "joined.florence.Florence2VisionBackbone",
     **dict.fromkeys(
         ("blip_2_vision_model", "instructblip_vision_model", "instructblipvideo_vision_model"),
         "joined.queried.BlipVisionModel",

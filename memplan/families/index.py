@@ -263,7 +263,7 @@ FAMILY_MODULES: dict[str, str] = {
     "step3p7": "joined.multimodal",
     "kosmos-2.5": "joined.multimodal",
     "gemma4": "joined.multimodal",
-    "florence2": "joined.multimodal",
+    "florence2": "written_once",
     "granite_speech_plus": "joined.multimodal",
     "gemma4_text": "written_once",
     "llama4_text": "written_once",

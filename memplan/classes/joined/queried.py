@@ -15,7 +15,12 @@ from memplan.families.nesting import PartSpec, read_part
 from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import allocated_bytes
-from memplan.graph.modules.attention import Attended, attention_function, in_heads, unwidened_attention
+from memplan.graph.modules.attention import (
+    Attended,
+    attention_function,
+    in_heads,
+    unwidened_attention,
+)
 from memplan.graph.modules.basic import (
     ActivationModule,
     Dropout,
@@ -115,7 +120,9 @@ class BlipVisionModel(PictureModel):
         self.embeddings = BlipVisionEmbeddings(config, size)
         self.context = self.embeddings.count
         kinds = [0] * config.layers("num_hidden_layers")
-        self.layers = LayerList("vision_model.layers", kinds, lambda _: BlipEncoderLayer(config, size))
+        self.layers = LayerList(
+            "vision_model.layers", kinds, lambda _: BlipEncoderLayer(config, size)
+        )
         self.children["encoder.layers"] = self.children.pop("layers")
         self.post_layernorm = LayerNorm(size)
         side = config.integer("image_size", default=PICTURE)
@@ -270,7 +277,9 @@ class QFormerModel(Module):
         self.width = size = config.integer("hidden_size")
         self.add_tables(config, size)
         every = config.integer("cross_attention_frequency")
-        kinds = [source * (not number % every) for number in range(config.layers("num_hidden_layers"))]
+        kinds = [
+            source * (not number % every) for number in range(config.layers("num_hidden_layers"))
+        ]
         self.layer = LayerList(
             f"{FORMER}.layers", kinds, lambda kind: QFormerLayer(config, kind, words=self.words)
         )
@@ -288,7 +297,9 @@ class QFormerModel(Module):
     def forward(self, query_embeds: Handle, encoder_hidden_states: Handle) -> Handle:
         hidden_states = self.embedded(query_embeds)
         for layer_module in self.layer:
-            hidden_states = layer_module(hidden_states, query_embeds.shape[1], encoder_hidden_states)
+            hidden_states = layer_module(
+                hidden_states, query_embeds.shape[1], encoder_hidden_states
+            )
         return hidden_states
 
 

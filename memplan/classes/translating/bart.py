@@ -157,13 +157,8 @@ class BartForConditionalGeneration(ConditionalGeneration):
         return shifted(self, batch)
 
     def adjusted(self, logits: Handle) -> Handle:
-        """``final_logits_bias`` in the model's format: fp32 logits under autocast.
-
-        A model around BART has its own head, without it (``Florence2ForConditionalGeneration``).
-        """
+        """``final_logits_bias`` in the model's format: fp32 logits under autocast."""
         run = self.run
-        if self.spec.tables:
-            return logits
         dtype = promote(logits.dtype, run.options.weights)
         run.hold_buffer(allocated_bytes(self.spec.num_outputs, run.options.weights))
         made = run.tensor(logits.numel, dtype)
