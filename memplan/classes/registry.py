@@ -160,6 +160,7 @@ CLASSES = {
     "mistral3": "joined.llava.Mistral3Model",
     "video_llava": "joined.llava.VideoLlavaModel",
     "vipllava": "joined.llava.VipLlavaModel",
+    "llama4": "joined.llama4.Llama4Model",
     "llama4_text": "mixed.llama4.Llama4TextModel",
     "longformer": "encoders.longformer.LongformerModel",
     "longt5": "translating.longt5.LongT5Model",
@@ -295,6 +296,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "llama4_vision_model": "joined.llama4.Llama4VisionModel",
     "florence_vision": "joined.florence.Florence2VisionBackbone",
     **dict.fromkeys(
         ("blip_2_vision_model", "instructblip_vision_model", "instructblipvideo_vision_model"),

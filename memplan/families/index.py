@@ -258,7 +258,7 @@ FAMILY_MODULES: dict[str, str] = {
     "got_ocr2": "written_once",
     "janus": "written_once",
     "glm_image": "written_once",
-    "llama4": "joined.multimodal",
+    "llama4": "written_once",
     "mllama": "joined.multimodal",
     "step3p7": "joined.multimodal",
     "kosmos-2.5": "joined.multimodal",
