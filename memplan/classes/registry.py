@@ -260,6 +260,7 @@ CLASSES = {
     "squeezebert": "encoders.squeezebert.SqueezeBertModel",
     "stablelm": "gpt_neox.StableLmModel",
     "starcoder2": "starcoder.Starcoder2Model",
+    "step3p7": "joined.step.Step3p7Model",
     "step3p5": "mixed.step.Step3p7TextModel",
     "swinv2": "pictures.swin.Swinv2Model",
     "switch_transformers": "translating.switch.SwitchTransformersModel",
@@ -296,6 +297,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "step3p5_vision": "joined.step.Step3p7VisionModel",
     "llama4_vision_model": "joined.llama4.Llama4VisionModel",
     "florence_vision": "joined.florence.Florence2VisionBackbone",
     **dict.fromkeys(

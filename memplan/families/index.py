@@ -260,7 +260,7 @@ FAMILY_MODULES: dict[str, str] = {
     "glm_image": "written_once",
     "llama4": "written_once",
     "mllama": "joined.multimodal",
-    "step3p7": "joined.multimodal",
+    "step3p7": "written_once",
     "kosmos-2.5": "joined.multimodal",
     "gemma4": "joined.multimodal",
     "florence2": "written_once",

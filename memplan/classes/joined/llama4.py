@@ -132,7 +132,9 @@ class Llama4VisionModel(PictureModel):
             self.operand(self.class_embedding), (hidden_state.shape[0], 1, size)
         )
         hidden_state = concatenate(hidden_state, class_embedding, dim=1)
-        hidden_state = hidden_state + self.operand(self.positional_embedding_vlm).to(hidden_state.dtype)
+        hidden_state = hidden_state + self.operand(self.positional_embedding_vlm).to(
+            hidden_state.dtype
+        )
         hidden_state = self.layernorm_pre(hidden_state)
         table = run.buffer(self.count * self.head_dim, DType.FP32)
         freqs_ci = ComplexHandle(run, table, (1, self.count, self.head_dim))
