@@ -83,6 +83,7 @@ CLASSES = {
     "gemma": "gemma.GemmaModel",
     "gemma2": "gemma.Gemma2Model",
     "gemma3_text": "gemma.Gemma3TextModel",
+    "gemma4": "joined.gemma4.Gemma4Model",
     "gemma4_text": "gemma4.Gemma4TextModel",
     "glm": "glm.GlmModel",
     "glm4v": "joined.glm_vl.Glm4vModel",
@@ -297,6 +298,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "gemma4_vision": "joined.gemma4.Gemma4VisionModel",
     "step3p5_vision": "joined.step.Step3p7VisionModel",
     "llama4_vision_model": "joined.llama4.Llama4VisionModel",
     "florence_vision": "joined.florence.Florence2VisionBackbone",

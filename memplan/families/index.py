@@ -262,7 +262,7 @@ FAMILY_MODULES: dict[str, str] = {
     "mllama": "joined.multimodal",
     "step3p7": "written_once",
     "kosmos-2.5": "joined.multimodal",
-    "gemma4": "joined.multimodal",
+    "gemma4": "written_once",
     "florence2": "written_once",
     "granite_speech_plus": "joined.multimodal",
     "gemma4_text": "written_once",
