@@ -180,6 +180,7 @@ CLASSES = {
     "mistral": "llama.MistralModel",
     "mistral4": "mixed.latent.Mistral4Model",
     "mixtral": "mixed.mixtures.MixtralModel",
+    "mllama": "joined.mllama.MllamaModel",
     "mllama_text_model": "mllama.MllamaTextModel",
     "mobilevit": "pictures.mobilevit.MobileViTModel",
     "modernbert": "encoders.modernbert.ModernBertModel",
@@ -298,6 +299,7 @@ CLASSES = {
 """By ``model_type``: a module of ``memplan.classes``, and the class of the base model in it."""
 
 TOWERS = {
+    "mllama_vision_model": "joined.mllama.MllamaVisionModel",
     "gemma4_vision": "joined.gemma4.Gemma4VisionModel",
     "step3p5_vision": "joined.step.Step3p7VisionModel",
     "llama4_vision_model": "joined.llama4.Llama4VisionModel",

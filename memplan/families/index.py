@@ -259,7 +259,7 @@ FAMILY_MODULES: dict[str, str] = {
     "janus": "written_once",
     "glm_image": "written_once",
     "llama4": "written_once",
-    "mllama": "joined.multimodal",
+    "mllama": "written_once",
     "step3p7": "written_once",
     "kosmos-2.5": "joined.multimodal",
     "gemma4": "written_once",
