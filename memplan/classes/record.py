@@ -106,11 +106,6 @@ def _is_apart(model: ModelSpec) -> bool:
 def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
     built.base.declare_unseen()
-    if model.tables and model.join is not None and model.join.joining is Joining.CROSSED:
-        from memplan.classes.mllama import look  # only where layers attend to pictures
-
-        look(run, built.base, model)
-        return
     if not model.tables or not _is_apart(model):
         return
     parts, tied = counted_parts(model), model.head.tied
