@@ -35,15 +35,6 @@ def rotate(
     return turned[0], turned[1]
 
 
-def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
-    """Whether heads are turned by parts: the gradient of a slice is written head after head.
-
-    (``slice_backward`` copies into zeros of its input's shape, whatever its input's strides, and
-    autograd adds what else arrives to the first of them in place.)
-    """
-    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.EAGER
-
-
 _IN_PLACE = frozenset({RotaryKernel.LIGER, RotaryKernel.UNSLOTH})
 
 
