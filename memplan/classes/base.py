@@ -1,8 +1,9 @@
 """What every base model offers the heads of its tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
 from memplan.graph.stacks import counted_parts
@@ -35,6 +36,8 @@ class Base(Module):
         """Whether it is, of a config that says so by the usual key."""
         return self.ties and tied
 
+    is_joined = False
+    """It is a text model with towers beside it."""
     has_two_stacks = False
     """It is an encoder and a decoder."""
 
@@ -70,7 +73,19 @@ class Base(Module):
     def joined(self, embeds: Handle) -> tuple[Handle, ...]:
         """The embeddings, with what towers give in the place of the tokens that stand for it, and what the
         first layers are given beside it."""
-        return joined(embeds, self.beside)
+        return joined(embeds, self.beside) if self.joiner is None else self.joiner(embeds)
+
+    joiner: Callable[[Handle], tuple[Handle, ...]] | None = None
+    """What does so; None: it is a model by itself."""
+
+    def declare_unseen(self) -> None:
+        """Declare what stands before it and nothing runs through."""
+
+    @property
+    def token_table(self) -> Embedding | None:
+        """The table that tokens are looked up in; None on a pipeline's stage that has none."""
+        found = self.children.get(self.table)
+        return found if isinstance(found, Embedding) else None
 
     def before_head(self, x: Handle) -> Handle:
         """What the class does with the hidden states that its logits are made of."""

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.classes.base import Base
+from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Parameter, Tensor
-from memplan.graph.modules.basic import Dropout, Embedding, Linear
-from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.basic import Dropout, Linear
+from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
@@ -41,8 +43,8 @@ class Task(Module):
     @property
     def width(self) -> int:
         """Of the hidden states that the base model gives: that of its table."""
-        table = self.base.children.get(self.base.table)
-        return table.width if isinstance(table, Embedding) else self.spec.hidden_size
+        table = self.base.token_table
+        return self.spec.hidden_size if table is None else table.width
 
     @property
     def base(self) -> Base:
@@ -105,11 +107,11 @@ class ForCausalLM(Task):
 
     def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
         super().__init__(config, model, base)
-        table = self.base.children.get(self.base.table)
+        table = self.base.token_table
         self.lm_head = Linear(
             self.width, model.num_outputs, bias=model.head.bias, role=WeightRole.OUTPUT
         )
-        if model.head.tied and isinstance(table, Embedding):
+        if model.head.tied and table is not None:
             self.lm_head.weight = table.weight
             table.tied = True
 
@@ -150,8 +152,8 @@ class ForCausalLM(Task):
 
     def table(self) -> Parameter:
         """The token table, of which another stage's head knows the shape alone."""
-        table = self.base.children[self.base.table]
-        if isinstance(table, Embedding):
+        table = self.base.token_table
+        if table is not None:
             return self.run.parameters[table.weight]
         shape = self.spec.vocab_size, self.spec.hidden_size
         return Parameter("embed_tokens.weight", shape, self.run.compute, module="", trainable=False)
@@ -189,7 +191,19 @@ class ForTokenClassification(Task):
 class ForRetrieval(Task):
     """A short vector of every token (ColPali)."""
 
-    def loss(self, x: Handle) -> Tensor:
-        from memplan.graph.written.token_vectors import token_vectors  # only for retrieval
+    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
+        super().__init__(config, model, base)
+        self.embedding_proj_layer = Linear(self.width, model.head.vector_size, bias=True)
 
-        return token_vectors(self.run, self.spec, x.record)
+    def loss(self, x: Handle) -> Tensor:
+        """The sum of all vectors, each over its length: the class has no loss of its own."""
+        from memplan.graph.modules.functional import divide, root_of_squares, total  # only then
+
+        embeddings = self.embedding_proj_layer(x)
+        embeddings = divide(embeddings, root_of_squares(embeddings))
+        attention_mask = made_by(
+            self.run, OperationKind.ARANGE, (*embeddings.shape[:2], 1), DType.INT64
+        )
+        embeddings = embeddings * attention_mask
+        self.run.give_out(embeddings.record)
+        return total(embeddings.view(1, -1)).record

@@ -204,8 +204,10 @@ class MLP(Network):
 class GatedMLP(MLP):
     is_gated = True
 
-    def __init__(self, config: ConfigReader, intermediate_size: int | None = None) -> None:
-        hidden = config.integer("hidden_size")
+    def __init__(
+        self, config: ConfigReader, intermediate_size: int | None = None, *, hidden: int = 0
+    ) -> None:
+        hidden = hidden or config.integer("hidden_size")
         inner = intermediate_size or config.integer("intermediate_size")
         bias = self.bias(config)
         self.gate_proj = Linear(hidden, inner, bias=bias)

@@ -1,5 +1,6 @@
 """A config read by the class of its type: what others read of the model, and the class itself."""
 
+from memplan.classes.base import Base
 from memplan.classes.registry import base_class
 from memplan.families.request import ReadRequest
 from memplan.model.config import ConfigReader
@@ -12,6 +13,17 @@ def read_class(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     Raises ``ConfigError`` for a config that no such class can be made from.
     """
     base = base_class(request.model_type)(reader)
+    if base.is_joined:
+        from memplan.classes.joined.base import JoinedModel  # only for those
+        from memplan.classes.joined.facts import read_joined
+
+        assert isinstance(base, JoinedModel)
+        return read_joined(base, reader, request, facts_of)
+    return facts_of(base, reader, request)
+
+
+def facts_of(base: Base, reader: ConfigReader, request: ReadRequest) -> ModelSpec:
+    """The same of a class that has been made, and has no towers beside it."""
     if base.has_two_stacks:
         from memplan.classes.translating.facts import read_two_stacks  # only for two stacks
         from memplan.classes.translating.stacks import TwoStacks

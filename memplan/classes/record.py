@@ -84,7 +84,7 @@ def _attached(
 
         replace_classes(built, kernels, spread=spread)
     base, _ = layered(built)
-    built.base.beside = model if model.join is not None and not _is_apart(model) else None
+    built.base.beside = model if model.tables and not _is_apart(model) else None
     if isinstance(base, Base):
         base.adjust(model)
     if blueprint.layers is not None:
@@ -108,7 +108,8 @@ def _is_apart(model: ModelSpec) -> bool:
 
 def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
-    if model.join is not None and model.join.joining is Joining.CROSSED:
+    built.base.declare_unseen()
+    if model.tables and model.join is not None and model.join.joining is Joining.CROSSED:
         from memplan.classes.mllama import look  # only where layers attend to pictures
 
         look(run, built.base, model)

@@ -365,7 +365,7 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
         return sample_words(model, resolved.image_size, resolved.image_width, resolved.num_frames)
-    if not (model.tables or model.picture or model.sound):
+    if not (model.has_towers or model.picture or model.sound):
         return ()
     from memplan.graph.towers.media import media_words  # only for towers
 

@@ -36,7 +36,6 @@ def record_tables(t: Tape, blocks: tuple[ParameterBlock, ...], *, tied: bool = F
     for block in blocks:
         frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
         t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
-        t.segment.beside = block.beside
         declare_block(t, block, declared, tied=tied)
         weights = [each for each in t.segment.parameters if not each.unused]
         out = t.tensor(0, DType.FP32)

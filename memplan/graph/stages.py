@@ -30,7 +30,7 @@ def check_stages(model: ModelSpec) -> None:
         )
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.tables or stack.projected_out:
+    if model.has_towers or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.several_streams:
         _refuse(model, "its residual stream is several")

@@ -124,8 +124,7 @@ class ParameterBlock:
     @property
     def beside(self) -> str:
         """The tower or projector beside the language model that it is of; empty where it is none."""
-        first = self.name.partition(".")[0]
-        return first if first.endswith(("_tower", "_projector")) or first in _BESIDE else ""
+        return beside_of(self.name)
 
 
 def owner_of(name: str) -> str:
@@ -136,6 +135,16 @@ def owner_of(name: str) -> str:
     """
     first = name.partition(".")[0]
     return next((part for begins, part in _OWNERS if first.startswith(begins)), "")
+
+
+def beside_of(name: str) -> str:
+    """The tower or projector beside a language model that a segment is of; empty where it is none.
+
+    >>> beside_of("vision_tower.layers"), beside_of("vision_model.layers")
+    ('vision_tower', '')
+    """
+    first = name.partition(".")[0]
+    return first if first.endswith(("_tower", "_projector")) or first in _BESIDE else ""
 
 
 _ENDINGS = (

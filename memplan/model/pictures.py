@@ -17,6 +17,10 @@ class PictureSpec:
     """The class takes no others."""
     casts: bool = False
     """The class casts them itself, so that they come in fp32."""
+    patch: tuple[int, int] = (1, 1)
+    """Height and width of what a token is made of, where others ask for it [pixels]."""
+    crops: int = 1
+    """Each comes in so many of this size."""
     num_layers: int = 0
     """Of all its lists."""
     stacks: tuple[str, ...] = ()

@@ -136,9 +136,14 @@ class ModelSpec(Displayed, HashedOnce):
         if self.denoiser is not None:
             return self.denoiser.num_layers
         sensed = self.picture or self.sound
-        if sensed is not None:
+        if sensed is not None and not self.stacks:
             return sensed.num_layers
         return sum(stack.num_layers for stack in self.stacks)
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether something that sees, hears or speaks stands beside its stacks."""
+        return bool(self.tables) or self.join is not None
 
     @property
     def denoises(self) -> bool:

@@ -21,7 +21,7 @@ def with_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
     >>> deeper.num_layers, deeper.num_params - load_model("llama-3.2-1b").num_params
     (32, 973144064)
     """
-    if not model.stacks or model.tables:
+    if not model.stacks or model.has_towers:
         msg = f"{model.name}: is not a plain stack of layers, so their number cannot be varied"
         raise SetupError(msg)
     stacks = tuple(_resized(stack, num_layers) for stack in model.stacks)

@@ -4,12 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from memplan.classes.registry import CLASSES, is_joined
 from memplan.errors import ConfigError, SetupError
 from memplan.families.joined.multimodal_types import MULTIMODALS
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
 from memplan.model.spec import Task
+from memplan.training.freezing import FrozenParts
 from tests.families.reading import counted, read, trained
 
 FIVES = (["sliding_attention"] * 4 + ["full_attention"]) * 7
@@ -288,7 +290,10 @@ def test_instructblip_over_an_encoder_is_counted() -> None:
     assert not read({"model_type": "instructblip", "text_config": text}).activations_left_out
 
 
-@pytest.mark.parametrize("model_type", sorted(MULTIMODALS))
+SEEING = sorted({*MULTIMODALS, *(each for each in CLASSES if is_joined(each))})
+
+
+@pytest.mark.parametrize("model_type", SEEING)
 def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     config: dict[str, object] = {"model_type": model_type}
     if model_type == "glm4v_moe":
@@ -298,6 +303,56 @@ def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     model = read(config)
     assert (model.join is None) is model.activations_left_out.startswith("activations of ")
     assert model.family == model_type
+
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+}  # fmt: skip
+SMALL_LLAVA = {
+    "model_type": "llava",
+    "text_config": {**SMALL, "model_type": "llama", "vocab_size": 100},
+    "vision_config": {
+        **SMALL,
+        "model_type": "clip_vision_model",
+        "image_size": 56,
+        "patch_size": 14,
+    },
+    "vision_feature_layer": -2,
+}
+
+
+def test_layers_behind_the_one_that_is_read_run_and_lead_nowhere() -> None:
+    """LLaVA reads what the last layer but one gives: the last one runs, keeps nothing and has no gradient."""
+    tape = record_model(read(SMALL_LLAVA), TapeOptions(seq_len=64))
+    *read_layers, last = [each for each in tape.segments if each.name.endswith("encoder.layers")]
+    assert sum(each.repeat for each in read_layers) == 2
+    assert sum(each.flops for each in last.operations) == sum(
+        each.flops for each in read_layers[0].operations
+    )
+    assert all(each.unused for each in last.parameters)
+    assert not any(each.saved or each.gradients for each in last.operations)
+    projector = next(each for each in tape.segments if each.name == "projector")
+    assert projector.input is read_layers[-1].output
+
+
+def test_given_text_alone_nothing_runs_through_a_tower() -> None:
+    tape = record_model(read(SMALL_LLAVA), TapeOptions(seq_len=64, images_per_sample=0))
+    seen = [each for each in tape.segments if each.beside]
+    assert sum(each.repeat for each in seen if each.is_layer) == 3
+    assert all(weight.unused for each in seen for weight in each.parameters)
+    assert not any(each.operations for each in seen)
+
+
+def test_frozen_parts_of_the_text_are_none_of_the_tower() -> None:
+    options = TapeOptions(seq_len=64, freeze=FrozenParts(embeddings=True, norm=True))
+    tape = record_model(read(SMALL_LLAVA), options)
+    frozen = {
+        each.name
+        for each in tape.segments
+        for weight in each.parameters
+        if not weight.requires_grad
+    }
+    assert frozen == {"embed", "decoder.norm"}
 
 
 def test_without_a_tower_it_is_its_text() -> None:
@@ -417,9 +472,12 @@ def test_a_missing_type_is_deduced_from_a_class_with_underscores() -> None:
 
 
 def test_a_voice_that_is_switched_off() -> None:
-    config = {"model_type": "qwen2_5_omni", "enable_audio_output": False}
-    names = {block.name.partition(".")[0] for block in read(config).tables}
-    assert names == {"vision_tower", "audio_tower"}
+    for speaks, spoken in ((False, set()), (True, {"talker", "token2wav"})):
+        config = {"model_type": "qwen2_5_omni", "enable_audio_output": speaks}
+        segments = record_model(read(config), TapeOptions()).segments
+        idle = {each.beside for each in segments if all(one.unused for one in each.parameters)}
+        assert idle - {""} == {"audio_tower", *spoken}
+        assert {each.beside for each in segments} - idle == {"vision_tower"}
 
 
 @pytest.mark.parametrize(

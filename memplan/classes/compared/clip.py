@@ -19,7 +19,14 @@ from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.attention import Attended, attention_function, in_heads
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
-from memplan.graph.modules.functional import expanded, made_from, product, repeated, softmax
+from memplan.graph.modules.functional import (
+    expanded,
+    made_from,
+    product,
+    read_in_rows,
+    repeated,
+    softmax,
+)
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
@@ -188,9 +195,13 @@ class VisionEmbeddings(Module):
             shape = patch_embeds.shape[0], 1, self.size
             class_embeds = expanded(self.operand(self.class_embedding), shape)
             embeddings = concatenate(class_embeds, patch_embeds, dim=1)
+        return self.placed(embeddings)
+
+    def placed(self, embeddings: Handle) -> Handle:
+        """With their positions."""
         self.run.hold_buffer(allocated_bytes(self.count, DType.INT64))
         embeddings = embeddings + self.position_embedding((1, self.count))
-        return embeddings
+        return read_in_rows(embeddings)
 
 
 class CLIPVisionModel(Tower):
@@ -221,7 +232,7 @@ class CLIPVisionModel(Tower):
         last_hidden_state = self.encoder(hidden_states)
         if not self.pools:
             return (last_hidden_state,)
-        begin(self, "vision_model.norm", ModelPart.NORM, last_hidden_state)
+        begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         with self.read():
             pooled_output = last_hidden_state.select(1)
             pooled_output = self.post_layernorm(pooled_output)
@@ -247,8 +258,8 @@ class SiglipHead(Module):
         return hidden_state.select(1)
 
 
-class MultiheadAttention(Module):
-    """``torch.nn.MultiheadAttention(batch_first=True)`` of queries that are not the keys, whose weights are asked for.
+class PackedAttention(Module):
+    """What ``torch.nn.MultiheadAttention(batch_first=True)`` has, and does with projected heads; its weights are asked for.
 
     (torch 2.13, nn/functional.py, ``multi_head_attention_forward``)
     """
@@ -260,21 +271,34 @@ class MultiheadAttention(Module):
         self.in_proj_weight, self.in_proj_bias = Weight(3 * size, size), Weight(3 * size)
         self.out_proj = Linear(size, size, bias=True)
 
-    def forward(self, query: Handle, key: Handle) -> Handle:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)
-        targets, batch, size = query.shape
-        heads, sources = self.num_heads, key.shape[0]
-        q, k, v = self.projected(query, key)
+    def attended(self, q: Handle, k: Handle, v: Handle, *masks: Handle) -> Handle:
+        """Heads, scores and what is joined of them."""
+        targets, batch, size = q.shape
+        heads, sources = self.num_heads, k.shape[0]
         q = q.view(targets, batch * heads, size // heads).transpose(0, 1)
         k = k.view(sources, batch * heads, size // heads).transpose(0, 1)
         v = v.view(sources, batch * heads, size // heads).transpose(0, 1)
         q_scaled = q * 0.5
-        attn_output_weights = matmul(q_scaled, k.transpose(1, 2))
+        attn_output_weights = self.scores(q_scaled, k, *masks)
         attn_output_weights = softmax(attn_output_weights)
         attn_output = matmul(attn_output_weights, v)
         attn_output = attn_output.transpose(0, 1).contiguous().view(targets * batch, size)
         attn_output = self.out_proj(attn_output)
         return attn_output.view(targets, batch, size).transpose(0, 1)
+
+    def scores(self, q: Handle, k: Handle, *masks: Handle) -> Handle:
+        """Of every pair; what masks them, who has any adds."""
+        assert not masks
+        return matmul(q, k.transpose(1, 2))
+
+
+class MultiheadAttention(PackedAttention):
+    """Of queries that are not the keys, and keys that are the values."""
+
+    def forward(self, query: Handle, key: Handle) -> Handle:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+        q, k, v = self.projected(query, key)
+        return self.attended(q, k, v)
 
     def projected(self, query: Handle, key: Handle) -> tuple[Handle, Handle, Handle]:
         """``_in_projection_packed`` of keys that are the values."""
@@ -293,13 +317,17 @@ class SiglipVisionModel(Tower):
     prefix = tower = "vision_model"
     attention_class = SiglipAttention
     casts = True
-    fixed = True
+    fixed = pools = True
+
+    def mask(self, hidden_states: Handle) -> Handle | None:  # noqa: ARG002
+        """What its layers' scores are masked by."""
+        return None
 
     def __init__(self, config: ConfigReader) -> None:
         self.context = config.optional_integer("num_patches") or patches_across(config) ** 2
         self.embeddings = self.embedded(config)
         self.add_layers(config, "vision_model")
-        if config.flag("vision_use_head", default=True):
+        if self.pools and config.flag("vision_use_head", default=True):
             self.head = SiglipHead(config, self.width)
         channels = config.integer("num_channels")
         self.picture = self.described(self.side(config), channels=channels, fixed=self.fixed)
@@ -314,12 +342,12 @@ class SiglipVisionModel(Tower):
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         hidden_states = self.embeddings(pixel_values)
-        last_hidden_state = self.encoder(hidden_states)
-        begin(self, "vision_model.norm", ModelPart.NORM, last_hidden_state)
+        last_hidden_state = self.encoder(hidden_states, self.mask(hidden_states))
+        begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         last_hidden_state = self.post_layernorm(last_hidden_state)
         if "head" not in self.children:
             return (last_hidden_state,)
-        begin(self, "vision_model.pooler", ModelPart.OTHER, last_hidden_state)
+        begin(self, f"{self.tower}.pooler", ModelPart.OTHER, last_hidden_state)
         with self.read():
             pooler_output = self.head(last_hidden_state)
         return last_hidden_state, pooler_output

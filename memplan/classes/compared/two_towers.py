@@ -37,21 +37,10 @@ from memplan.graph.modules.functional import (
     total,
 )
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
-
-
-def as_tower(model: Module, name: str) -> None:
-    """Have the segments of a model begin with the name of the tower that it is."""
-    for _, each in model.modules():
-        if isinstance(each, LayerList):
-            each.segment_name = f"{name}.{each.segment_name}"
-        elif each.segment is not None:
-            segment, part = each.segment
-            each.segment = f"{name}.{segment}", ModelPart.OTHER if part is ModelPart.HEAD else part
 
 
 def vector_norm(x: Handle) -> Handle:

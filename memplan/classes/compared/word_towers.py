@@ -14,13 +14,12 @@ from memplan.classes.compared.two_towers import (
     NormsDivide,
     ProjectedLast,
     TwoTowers,
-    as_tower,
 )
 from memplan.classes.encoders.base import Encoded
 from memplan.classes.encoders.bert import BertModel, RobertaModel
 from memplan.classes.encoders.layers import Attention, Layer, SelfAttention, Stack
 from memplan.classes.encoders.tables import Embeddings
-from memplan.classes.pictures.base import PictureModel, PictureTask, begin
+from memplan.classes.pictures.base import PictureModel, PictureTask, as_tower, begin
 from memplan.classes.pictures.efficientnet import EfficientNetEncoder, EfficientNetModel
 from memplan.classes.pictures.vit import (
     DeiTModel,
@@ -240,7 +239,6 @@ class DualEncoderModel(NormsDivide, WordTowers):
         """A tower that may be a model by itself."""
         if not model.tower:
             as_tower(model, "vision_model")
-            model.tower = "vision_model"
         self.vision_model, self.picture = model, model.picture
 
     def get_image_features(self, pixel_values: Handle) -> tuple[Handle, ...]:

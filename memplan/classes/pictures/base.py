@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from memplan.classes.base import Base
 from memplan.classes.counted import declare_all
@@ -44,6 +44,8 @@ class PictureModel(Base):
     """Of what it gives."""
     tower = ""
     """How the name of its first segment begins, where it has several towers or is one."""
+    beside_text = False
+    """It is the tower of a language model, each of whose samples has so many pictures."""
     vocab = 0
     """Rows of its token table, where it reads texts too."""
     tied = False
@@ -72,15 +74,31 @@ class PictureModel(Base):
             return cls.bare or PictureStates
         return cls.endings[ending_of(cls, config, model.family, model.task)]
 
+    counted_as = ""
+    """Why nothing of that is known, where there is a reason."""
+
     def left_out(self, ending: str) -> bool:  # noqa: ARG002
         """Whether the operations of its class for a task are not written down."""
         return False
 
+    def sides(self) -> tuple[int, int]:
+        """Patches of a picture down and across."""
+        height, width = picture_size(self.run.options.image_size, self.picture)
+        down, across = self.picture.patch
+        return height // down, width // across
+
+    @property
+    def num_pictures(self) -> int:
+        """Of the batch."""
+        options = self.run.options
+        each = options.images_per_sample * self.picture.crops if self.beside_text else 1
+        return options.batch_size * each
+
     def pixels_shape(self) -> tuple[int, ...]:
         """Of the batch's pictures, or of clips of so many ``frames``."""
-        options, kind = self.run.options, self.picture
-        picture = kind.channels, *picture_size(options.image_size, kind)
-        return (options.batch_size, *((self.frames,) if self.frames else ()), *picture)
+        kind = self.picture
+        picture = kind.channels, *picture_size(self.run.options.image_size, kind)
+        return (self.num_pictures, *((self.frames,) if self.frames else ()), *picture)
 
     def pixels(self) -> Handle:
         """The batch's pictures."""
@@ -100,12 +118,19 @@ class PictureModel(Base):
         begin(self, name, part, hidden_states)
         return nullcontext() if self.reads_pooled else UnreadGraph(self.run)
 
-    def described(self, *image: int, channels: int, fixed: bool = False) -> PictureSpec:
+    @property
+    def layer_lists(self) -> list[LayerList]:
+        """All of them, in order."""
+        return [each for _, each in self.modules() if isinstance(each, LayerList)]
+
+    def described(
+        self, *image: int, channels: int, fixed: bool = False, patch: tuple[int, int] = (1, 1)
+    ) -> PictureSpec:
         """Its pictures, of a height and a width, and its layers, which are counted through all lists."""
         lists = numbered(self)
         return PictureSpec(
             channels=channels, image=(image[0], image[-1]), fixed=fixed, casts=self.casts,
-            num_layers=sum(len(each.kinds) for each in lists),
+            num_layers=sum(len(each.kinds) for each in lists), patch=patch,
             stacks=tuple(dict.fromkeys(_frozen_parts(lists))),
         )  # fmt: skip
 
@@ -244,6 +269,19 @@ def begin(module: Module, name: str, part: ModelPart, x: Handle) -> None:
     """A segment begins that a loop of a module's own runs through."""
     frozen = module.is_frozen(part, name.partition(".")[0])
     module.run.start(name, x.record, part=part, frozen=frozen)
+
+
+def as_tower(model: Any, name: str) -> None:
+    """Have the segments of a model begin with the name of the tower that it is."""
+    before = f"{getattr(model, 'tower', '')}."
+    for _, each in model.modules():
+        if isinstance(each, LayerList):
+            each.segment_name = f"{name}.{each.segment_name.removeprefix(before)}"
+        elif each.segment is not None:
+            segment, part = each.segment
+            part = ModelPart.OTHER if part is ModelPart.HEAD else part
+            each.segment = f"{name}.{segment.removeprefix(before)}", part
+    model.tower = name
 
 
 def begin_tower(module: Module, tower: str) -> None:

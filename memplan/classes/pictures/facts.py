@@ -40,5 +40,5 @@ def read_pictures(base: PictureModel, reader: ConfigReader, request: ReadRequest
     left_out = named.is_counted or base.left_out(ending)
     return replace(
         model, picture=replace(base.picture, meant=named.meant),
-        activations_left_out=f"activations of {family}" * left_out,
+        activations_left_out=f"activations of {family}{base.counted_as}" * left_out,
     )  # fmt: skip

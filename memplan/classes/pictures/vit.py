@@ -57,6 +57,8 @@ class ViTEmbeddings(Module):
     """Tokens before the patches, and a position for each of all."""
 
     tokens: tuple[str, ...] = ("cls_token",)
+    is_placed = True
+    """It has a table of positions."""
 
     def __init__(self, config: ConfigReader) -> None:
         self.size, count = config.integer("hidden_size"), num_patches(config) + len(self.tokens)
@@ -64,7 +66,8 @@ class ViTEmbeddings(Module):
             setattr(self, name, Weight(1, 1, self.size))
         self.add_own(config)
         self.patch_embeddings = PatchEmbeddings(config)
-        self.position_embeddings = Weight(1, count, self.size)
+        if self.is_placed:
+            self.position_embeddings = Weight(1, count, self.size)
         self.dropout = Dropout(config.number("hidden_dropout_prob", default=0.0))
 
     def add_own(self, config: ConfigReader) -> None:
@@ -76,7 +79,8 @@ class ViTEmbeddings(Module):
         cls_tokens = [self.spread(name, batch, 1) for name in self.tokens]
         if cls_tokens:
             embeddings = concatenate(*cls_tokens, embeddings, dim=1)
-        embeddings = embeddings + self.positions(sides[0], sides[1])
+        if self.is_placed:
+            embeddings = embeddings + self.positions(sides[0], sides[1])
         embeddings = self.registered(embeddings)
         embeddings = self.dropout(embeddings)
         return embeddings
@@ -100,6 +104,7 @@ class Heads(Module):
     block = LayerBlock.ATTENTION
     names = "q_proj", "k_proj", "v_proj"
     output = "o_proj"
+    output_bias = True
     dropout_key = "attention_probs_dropout_prob"
     eager: Attend | None = None
 
@@ -111,7 +116,9 @@ class Heads(Module):
         for name, has_bias in zip(self.names, bias, strict=True):
             setattr(self, name, Linear(size, width, bias=has_bias))
         if self.output:
-            projection = Linear(width, size, bias=True, role=WeightRole.ATTENTION_OUTPUT)
+            projection = Linear(
+                width, size, bias=self.output_bias, role=WeightRole.ATTENTION_OUTPUT
+            )
             setattr(self, self.output, projection)
 
     def biases(self, config: ConfigReader) -> tuple[bool, ...]:
@@ -319,12 +326,16 @@ class Dinov2Embeddings(ViTEmbeddings):
         if (height, width) == self.image:
             return table
         class_pos_embed, patch_pos_embed = table.narrow(1, 1), table.narrow(table.shape[1] - 1, 1)
-        side, dtype = round(patch_pos_embed.shape[1] ** 0.5), patch_pos_embed.dtype
+        side = round(patch_pos_embed.shape[1] ** 0.5)
         patch_pos_embed = patch_pos_embed.view(1, side, side, self.size).permute(0, 3, 1, 2)
         sides = height // self.patch[0], width // self.patch[1]
-        patch_pos_embed = interpolate(patch_pos_embed.float(), *sides).to(dtype)
+        patch_pos_embed = self.resized(patch_pos_embed, *sides)
         patch_pos_embed = patch_pos_embed.permute(0, 2, 3, 1).view(1, -1, self.size)
         return concatenate(class_pos_embed, patch_pos_embed, dim=1)
+
+    def resized(self, table: Handle, height: int, width: int) -> Handle:
+        """In fp32."""
+        return interpolate(table.float(), height, width).to(table.dtype)
 
 
 class RegisterEmbeddings(Dinov2Embeddings):

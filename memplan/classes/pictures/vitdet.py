@@ -81,14 +81,14 @@ def decomposed_positions(
     return attn
 
 
-def get_rel_pos(size: int, rel_pos: Handle) -> Handle:
-    """A row for each distance, of a table that is resized where it does not fit."""
+def get_rel_pos(size: int, rel_pos: Handle, *, resized: bool = False) -> Handle:
+    """A row for each distance, of a table that is resized where it does not fit, or though it does."""
     rows, width = rel_pos.shape
     wanted = 2 * size - 1
-    if rows != wanted:
+    if resized or rows != wanted:
         table = rel_pos.view(1, rows, width).permute(0, 2, 1).unsqueeze(-1)
-        resized = interpolate(table, wanted, 1)
-        rel_pos = resized.view(width, wanted).permute(1, 0)
+        rel_pos = interpolate(table, wanted, 1)
+        rel_pos = rel_pos.view(width, wanted).permute(1, 0)
     return rows_of(rel_pos, (size, size, width))
 
 

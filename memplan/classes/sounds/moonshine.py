@@ -5,14 +5,13 @@
 
 from memplan.classes.glm import apply_rotary_glm
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS
-from memplan.classes.sounds.parts import read_in_rows
 from memplan.classes.sounds.recognition import ENDINGS, Recognizer, SoundDecoder, SoundStack
 from memplan.families.llama import rotated_dim
 from memplan.families.towers.layers import tower_activation
 from memplan.graph.modules.attention import Attended, attention_function, in_heads
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import activated, padded
+from memplan.graph.modules.functional import activated, padded, read_in_rows
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList

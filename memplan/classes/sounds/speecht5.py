@@ -17,7 +17,6 @@ from memplan.classes.sounds.parts import (
     masks,
     masks_time,
     overwrite_masked,
-    read_in_rows,
 )
 from memplan.classes.sounds.recognition import (
     Generation,
@@ -36,7 +35,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.contractions import multiplied
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import batched_product, in_rows_again, softmax
+from memplan.graph.modules.functional import batched_product, in_rows_again, read_in_rows, softmax
 from memplan.graph.modules.grids import BatchNorm
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList

@@ -19,7 +19,7 @@ def read(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
     return _READERS[request.model_type](reader, request)
 
 
-RETRIEVED = {"colpali": "paligemma", "colqwen2": "qwen2_vl"}
+RETRIEVED = {"colqwen2": "qwen2_vl"}
 """What stands inside a retriever whose ``vlm_config`` does not say."""
 
 
@@ -61,7 +61,6 @@ def _read_omni(reader: ConfigReader, request: ReadRequest) -> ModelSpec:
 
 
 _READERS = {
-    "colpali": _read_retriever,
     "colqwen2": _read_retriever,
     "qwen2_5_omni": _read_omni,
 }

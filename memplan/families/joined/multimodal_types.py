@@ -7,13 +7,12 @@ from collections.abc import Mapping
 
 from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
-from memplan.families.projectors import convolved, drawing, joined, llava, plain, queried, sounds
+from memplan.families.projectors import convolved, drawing, joined, plain, queried, sounds
 from memplan.families.projectors.towers import TEXT
 from memplan.model.towers.compared.joining import Joining, TowerJoin
 
 LLAMA = PartSpec(key=TEXT, model_type="llama")
 QWEN2 = PartSpec(key=TEXT, model_type="qwen2")
-COHERE2 = PartSpec(key=TEXT, model_type="cohere2")
 OWN = PartSpec(key=TEXT)
 """The outer class says which class reads the text."""
 FLAT = PartSpec(key=TEXT, flat=True)
@@ -21,11 +20,6 @@ FLAT = PartSpec(key=TEXT, flat=True)
 OPT = PartSpec(key=TEXT, model_type="opt")
 GRANITE = PartSpec(key=TEXT, model_type="granite")
 
-MISTRAL_SMALL: Mapping[str, object] = {
-    "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768,
-    "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40,
-    "num_key_value_heads": 8, "sliding_window": None, "vocab_size": 131072,
-}  # fmt: skip
 GOT_QWEN: Mapping[str, object] = {
     "vocab_size": 151860, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 24,
     "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 32768,
@@ -40,10 +34,6 @@ VOXTRAL_TEXT: Mapping[str, object] = {
     "vocab_size": 131072, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 30,
     "num_key_value_heads": 8, "max_position_embeddings": 131072, "head_dim": 128,
 }  # fmt: skip
-GEMMA_2B: Mapping[str, object] = {
-    "vocab_size": 257152, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18,
-    "num_attention_heads": 8, "num_key_value_heads": 1,
-}  # fmt: skip
 
 SCATTERED = TowerJoin(joining=Joining.SCATTERED)
 CROSSED = TowerJoin(joining=Joining.CROSSED)
@@ -53,48 +43,6 @@ COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
-    "llava": Multimodal(
-        declare=llava.llava,
-        text=PartSpec(key=TEXT, model_type="llama", flat=True),
-        ties=Ties.EITHER,
-        join=COLLECTED_KEPT,
-    ),
-    "vipllava": Multimodal(declare=llava.vip_llava, text=LLAMA),
-    "llava_next": Multimodal(declare=llava.llava_next, text=LLAMA, join=COLLECTED_KEPT),
-    "llava_next_video": Multimodal(
-        declare=llava.llava_next, text=LLAMA, ties=Ties.EITHER, join=COLLECTED_KEPT
-    ),
-    "llava_onevision": Multimodal(
-        declare=llava.llava_onevision, text=QWEN2, ties=Ties.EITHER, join=COLLECTED_KEPT
-    ),
-    "video_llava": Multimodal(declare=llava.video_llava, text=LLAMA, join=SCATTERED_KEPT),
-    "mistral3": Multimodal(
-        declare=llava.mistral3,
-        text=PartSpec(key=TEXT, model_type="mistral", fills=MISTRAL_SMALL),
-        join=COLLECTED_KEPT,
-    ),
-    "aya_vision": Multimodal(declare=joined.aya_vision, text=COHERE2, join=SCATTERED_KEPT),
-    "cohere2_vision": Multimodal(declare=joined.cohere2_vision, text=COHERE2, join=SCATTERED_KEPT),
-    "gemma3": Multimodal(declare=plain.gemma3, text=OWN, join=SCATTERED_KEPT, block_masks=True),
-    "paligemma": Multimodal(
-        declare=plain.paligemma,
-        text=PartSpec(key=TEXT, model_type="gemma", fills=GEMMA_2B),
-        join=SCATTERED_KEPT,
-        block_masks=True,
-    ),
-    "deepseek_vl": Multimodal(declare=plain.deepseek_vl, text=LLAMA, join=SCATTERED_KEPT),
-    "idefics3": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
-    "smolvlm": Multimodal(declare=joined.idefics3, text=LLAMA, join=COLLECTED_KEPT),
-    "modernvbert": Multimodal(
-        declare=joined.modernvbert,
-        text=PartSpec(key=TEXT, model_type="modernbert"),
-        join=COLLECTED_KEPT,
-        plain_logits=True,
-    ),
-    "internvl": Multimodal(declare=joined.internvl, text=QWEN2, join=SCATTERED_KEPT),
-    "lfm2_vl": Multimodal(
-        declare=joined.lfm2_vl, text=PartSpec(key=TEXT, model_type="lfm2"), join=COLLECTED_KEPT
-    ),
     "qwen2_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
     "qwen2_5_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
     "qwen3_vl": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
@@ -118,13 +66,6 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text"), join=COLLECTED
     ),
     "muse_glimmer": Multimodal(declare=plain.muse, text=OWN, join=COLLECTED),
-    "ovis2": Multimodal(
-        declare=plain.ovis2,
-        text=QWEN2,
-        join=SCATTERED_KEPT,
-        output_rows=lambda whole, _: whole.integer("vocab_size"),
-    ),
-    "aria": Multimodal(declare=queried.aria, text=OWN, join=SCATTERED_KEPT),
     "instructblip": Multimodal(
         declare=queried.instructblip,
         text=OPT,
@@ -174,12 +115,6 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2,
         text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN),
         join=SCATTERED_KEPT,
-    ),
-    "janus": Multimodal(
-        declare=drawing.janus,
-        text=LLAMA,
-        join=SCATTERED_KEPT,
-        left_out="the vision tower and the VQGAN",
     ),
     "glm_image": Multimodal(
         declare=drawing.glm_image,

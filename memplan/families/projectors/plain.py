@@ -1,13 +1,11 @@
 """Towers behind which little stands: a matrix, a perceptron, or nothing."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from memplan.families.multimodal_spec import Whole
 from memplan.families.projectors.towers import (
     AUDIO,
     VISION,
-    declare_normed,
     declare_tower,
     perceptron_bodies,
     width_of,
@@ -19,49 +17,8 @@ from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
-from memplan.model.towers.compared.projecting import PooledProjectionBody, VisualWordsBody
 from memplan.model.towers.gridded.davit import PlacedMeanBody
 from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
-
-SIGLIP_224: Mapping[str, object] = {
-    "hidden_size": 1152, "intermediate_size": 4096, "num_hidden_layers": 27,
-    "num_attention_heads": 16, "image_size": 224, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
-
-
-def gemma3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, a norm and one matrix."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_normed(table, vision)
-    width = width_of(vision)
-    body = PooledProjectionBody(
-        size=width, outputs=whole.text.hidden_size,
-        tokens=whole.reader.integer("mm_tokens_per_image", default=256),
-        norm="projector.mm_soft_emb_norm", weight="projector.mm_input_projection_weight",
-    )  # fmt: skip
-    with table.block("projector", body=body):
-        table.parameter("projector", "mm_input_projection_weight", width, whole.text.hidden_size)
-        table.norm("projector.mm_soft_emb_norm", width, bias=False)
-
-
-def paligemma(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and one linear layer."""
-    vision = whole.part(VISION, "siglip_vision_model", SIGLIP_224)
-    declare_normed(table, vision)
-    outputs, width = whole.reader.integer("projection_dim"), width_of(vision)
-    body = LinearBody(module="projector.linear", inputs=width, outputs=outputs)
-    with table.block("projector", body=body):
-        table.linear("projector.linear", width, outputs)
-
-
-def deepseek_vl(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP and a perceptron."""
-    vision = whole.part(VISION, "siglip_vision_model")
-    declare_normed(table, vision)
-    outputs = whole.text.hidden_size
-    parts = perceptron_bodies("aligner", width_of(vision), outputs, outputs, Activation.GELU)
-    with table.block("projector", body=ChainBody(parts=parts)):
-        perceptron(table, "aligner", width_of(vision), outputs, outputs)
 
 
 def visual(table: ParameterTable, whole: Whole) -> None:
@@ -99,20 +56,6 @@ def muse(table: ParameterTable, whole: Whole) -> None:
     with table.block("projector", body=body):
         perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
         table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
-
-
-def ovis2(table: ParameterTable, whole: Whole) -> None:
-    """AIMv2 that scores visual words, and the table of those words."""
-    vision = whole.part(VISION, "ovis2_vision", {"num_visual_indicator_tokens": 5})
-    declare_tower(table, vision)
-    rows = vision.reader.integer("vocab_size")
-    body = VisualWordsBody(
-        rows=rows, spare=vision.reader.integer("num_visual_indicator_tokens"),
-        size=whole.reader.integer("hidden_size"), table="visual_embeddings_table",
-    )  # fmt: skip
-    chosen = vision.reader.text("tokenize_function", default="softmax")
-    with table.block("projector.words", body=body if chosen == "softmax" else None):
-        table.embedding("visual_embeddings_table", rows, whole.reader.integer("hidden_size"))
 
 
 def llama4(table: ParameterTable, whole: Whole) -> None:

@@ -6,77 +6,20 @@ from memplan.families.multimodal_spec import Whole
 from memplan.families.nesting import same_class
 from memplan.families.projectors.towers import (
     VISION,
-    declare_features,
     declare_tower,
-    feature_layer,
     width_of,
-    with_pictures,
 )
-from memplan.families.towers.blocks import perceptron
-from memplan.families.towers.layers import in_place_attention, tower_activation
+from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.parts import attention
 from memplan.families.towers.qformer import qformer
-from memplan.model.config import ConfigReader
-from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.queried import (
     InstructionBody,
-    MaskedQueriesBody,
     QueriesOnlyBody,
     QueryLayerBody,
 )
 from memplan.model.towers.parts import LinearBody
-from memplan.model.towers.patches import PatchesBody, Positions
-
-
-def aria(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP, then queries that attend to the patches, and a perceptron."""
-    vision = whole.part(VISION, "idefics3_vision")
-    own, layer = ParameterTable(), feature_layer(whole.reader)
-    declare_features(own, vision, layer=-1 if layer is None else layer)
-    placed = with_pictures(own.blocks(), positions=Positions.EACH)
-    for block in placed:
-        body = block.body
-        if isinstance(body, PatchesBody):
-            body = replace(body, casts_pictures=False)
-        table.add(replace(block, body=body))
-    width, outputs = width_of(vision), whole.text.hidden_size
-    counts = _aria_counts(whole.reader)
-    queries = MaskedQueriesBody(
-        size=width, outputs=outputs, num_heads=vision.reader.integer("num_attention_heads"),
-        counts=tuple(counts.items()), query="projector.query", module="cross_attn",
-        norm="projector.layer_norm", network="projector", activation=Activation.GELU_NEW,
-    )  # fmt: skip
-    with table.block("projector", body=queries if layer is not None else None):
-        table.parameter("projector", "query", max(counts.values()), width)
-        for projection in ("q_proj", "k_proj", "v_proj"):
-            table.linear(f"cross_attn.{projection}", width, width, bias=False)
-        in_place_attention(table, "cross_attn.multihead_attn", width)
-        table.linear("cross_attn.linear", width, width)
-        for place in ("cross_attn.layer_norm", "cross_attn.layer_norm_kv", "projector.layer_norm"):
-            table.norm(place, width)
-        perceptron(table, "projector", width, outputs, outputs, bias=False)
-
-
-def _aria_counts(reader: ConfigReader) -> dict[int, int]:
-    """How many queries read so many patches."""
-    found = reader.mapping("projector_patch_to_query_dict")
-    if not found:
-        return dict(ARIA_COUNTS)
-    counts = {
-        int(patches): queries
-        for patches, queries in found.items()
-        if patches.isdecimal() and isinstance(queries, int) and queries > 0
-    }
-    if len(counts) < len(found):
-        error = reader.fail("projector_patch_to_query_dict", "expected whole numbers above 0")
-        raise error
-    return counts
-
-
-ARIA_COUNTS = {1225: 128, 4900: 256}
-"""Where a file does not say (``AriaConfig``)."""
 
 
 def instructblip(table: ParameterTable, whole: Whole) -> None:

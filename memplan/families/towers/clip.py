@@ -1,7 +1,6 @@
 """CLIP's and SigLIP's towers for images."""
 
 from dataclasses import replace
-from math import isqrt
 
 from memplan.families.towers.layers import (
     in_place_attention,
@@ -11,9 +10,9 @@ from memplan.families.towers.layers import (
 )
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ParameterTable
-from memplan.model.towers.compared.pooling import AttentionPoolerBody, PoolerBody
-from memplan.model.towers.parts import NormBody, SpareBody
-from memplan.model.towers.patches import Cut, PatchesBody, Positions
+from memplan.model.towers.compared.pooling import AttentionPoolerBody
+from memplan.model.towers.parts import NormBody
+from memplan.model.towers.patches import PatchesBody, Positions
 
 
 def patches_across(reader: ConfigReader) -> int:
@@ -24,30 +23,6 @@ def patches_across(reader: ConfigReader) -> int:
         error = reader.fail("image_size", f"is smaller than patch_size ({patch_size})")
         raise error
     return count
-
-
-def clip_vision(
-    table: ParameterTable, name: str, reader: ConfigReader, *, pooled: bool = True
-) -> None:
-    """``CLIPVisionModel``: patches behind a class token, a norm before and after the layers.
-
-    The norm after them is the first token's alone, and serves nothing where that is not ``pooled``.
-    """
-    size, patch_size = reader.integer("hidden_size"), reader.integer("patch_size")
-    patches = _patches(reader, tokens=("embeddings.class_embedding",), bias=False)
-    with table.block(f"{name}.embed", body=patches):
-        table.parameter("embeddings", "class_embedding", size)
-        table.convolution(
-            "patch_embedding", reader.integer("num_channels"), size, patch_size, patch_size,
-            bias=False,
-        )  # fmt: skip
-        table.embedding("position_embedding", patches_across(reader) ** 2 + 1, size)
-    with table.block(f"{name}.norms", body=NormBody(module="pre_layer_norm", size=size)):
-        table.norm("pre_layer_norm", size)
-    transformer(table, f"{name}.encoder", reader, cuts_together=True)
-    first = PoolerBody(size=size, norm="post_layer_norm")
-    with table.block(f"{name}.norm", body=first if pooled else SpareBody()):
-        table.norm("post_layer_norm", size)
 
 
 def _patches(
@@ -70,27 +45,6 @@ def siglip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
     with table.block(f"{name}.embed", body=patches):
         table.convolution("patch_embedding", channels, size, patch_size, patch_size)
         table.embedding("position_embedding", patches_across(reader) ** 2, size)
-    _siglip_layers(table, name, reader)
-
-
-def siglip2_vision(
-    table: ParameterTable, name: str, reader: ConfigReader, *, times: int = 2
-) -> None:
-    """``Siglip2VisionModel``: patches come cut out, and the table's number of them is in the config.
-
-    Pictures have ``times`` as many across as the table, where the setup says nothing else.
-    """
-    size = reader.integer("hidden_size")
-    patch, rows = reader.integer("patch_size"), reader.integer("num_patches")
-    features, side = reader.integer("num_channels") * patch**2, times * isqrt(rows) * patch
-    patches = PatchesBody(
-        size=size, channels=reader.integer("num_channels"), image=(side, side),
-        patch=(patch, patch), projection="patch_embedding", cut=Cut.FLAT,
-        positions=Positions.RESIZED, position_module="position_embedding",
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=patches):
-        table.linear("patch_embedding", features, size)
-        table.embedding("position_embedding", rows, size)
     _siglip_layers(table, name, reader)
 
 

@@ -37,7 +37,7 @@ from memplan.model.towers.compared.projecting import (
 )
 from memplan.model.towers.gridded.nets import ConvolutionBody
 from memplan.model.towers.layers import Turning
-from memplan.model.towers.parts import RMS_NORM, ActivationBody, LinearBody, NormBody, SpareBody
+from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
 from memplan.model.towers.patches import Cut, PatchesBody, Positions, ReorderedBody
 from memplan.model.towers.tiles import LayersJoinedBody, TilePlacesBody, TilesBody
 
@@ -69,95 +69,6 @@ def plain_layer(reader: ConfigReader) -> TowerLayer:
         hidden_size=reader.integer("hidden_size"),
         intermediate_size=reader.integer("intermediate_size"),
     )
-
-
-def pixtral_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """Pixtral's: Llama's layers without any bias, rotary positions."""
-    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    head_dim = reader.integer("head_dim", default=max(1, size // heads))
-    patches = PatchesBody(
-        size=size, channels=reader.integer("num_channels", default=COLOURS), image=PICTURE,
-        patch=pair(reader, "patch_size"), projection="patch_embedding", bias=False, masked=True,
-        rotary_dim=head_dim,
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=patches):
-        _patches(table, reader, bias=False)
-        table.norm("ln_pre", size, bias=False)
-    layer = TowerLayer(
-        hidden_size=size,
-        intermediate_size=reader.integer("intermediate_size"),
-        attention_bias=False,
-        norm_bias=False,
-        gated=True,
-        bias=False,
-    )
-    active = tower_activation(reader, "hidden_act", default="silu")
-    body = replace(layer_body(layer, heads, active), turning=Turning.PLAIN, one_row=True)
-    count = reader.layers("num_hidden_layers")
-    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
-
-
-def internvl_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """InternViT: a class token, scaled residuals."""
-    size = reader.integer("hidden_size")
-    placed = reader.flag("use_absolute_position_embeddings")
-    patches = PatchesBody(
-        size=size, channels=reader.integer("num_channels", default=COLOURS),
-        image=pair(reader, "image_size"), patch=pair(reader, "patch_size"),
-        projection="patch_embedding", tokens=("embeddings.cls_token",),
-        positions=Positions.PARAMETER if placed else Positions.NONE,
-        position_module="embeddings.position_embeddings",
-        dropout=reader.number("hidden_dropout_prob", default=0.0),
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=patches):
-        table.parameter("embeddings", "cls_token", 1, 1, size)
-        if reader.flag("use_mask_token"):
-            table.parameter("embeddings", "mask_token", 1, 1, size)
-        if reader.flag("use_absolute_position_embeddings"):
-            table.parameter("embeddings", "position_embeddings", 1, _grid(reader) + 1, size)
-        _patches(table, reader)
-    layer = TowerLayer(
-        hidden_size=size,
-        intermediate_size=reader.integer("intermediate_size"),
-        attention_bias=reader.flag("attention_bias"),
-        output_bias=True,
-        head_norm_size=size if reader.flag("use_qk_norm") else 0,
-        norm_bias=reader.text("norm_type") != "rms_norm",
-        layer_scales=2,
-    )
-    active = tower_activation(reader, "hidden_act")
-    heads = reader.integer("num_attention_heads")
-    body = replace(layer_body(layer, heads, active), head_norm_kind=RMS_NORM)
-    count = reader.layers("num_hidden_layers")
-    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
-    if not reader.flag("use_mean_pooling"):
-        with table.block(f"{name}.norm", body=NormBody(module="layernorm", size=size)):
-            table.norm("layernorm", size)
-
-
-def janus_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """Janus's: SigLIP's, with a ratio for the feed-forward network."""
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed", body=_placed_patches(reader)):
-        _patches(table, reader)
-        table.embedding("position_embedding", patches_across(reader) ** 2, size)
-    layer = TowerLayer(
-        hidden_size=size,
-        intermediate_size=int(size * ratio(reader, "mlp_ratio")),
-        attention_bias=reader.flag("attention_bias"),
-        output_bias=True,
-        head_norm_size=size if reader.flag("use_qk_norm") else 0,
-        head_norm_bias=True,
-    )
-    heads, active = reader.integer("num_attention_heads"), tower_activation(reader, "hidden_act")
-    body = replace(
-        layer_body(layer, heads, active),
-        activation_dropout=reader.number("hidden_dropout_rate", default=0.0),
-    )
-    count = reader.layers("num_hidden_layers")
-    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
-    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
-        table.norm("post_layernorm", size)
 
 
 def _placed_patches(reader: ConfigReader) -> PatchesBody:
@@ -405,44 +316,6 @@ def blip_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
         declare_layer(table, layer)
     with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
         table.norm("post_layernorm", size)
-
-
-def ovis2_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """AIMv2, ending in scores of visual words (the text model looks their mixture up)."""
-    size = reader.integer("hidden_size")
-    patches = replace(_placed_patches(reader), first_norm="embeddings.rms_norm")
-    with table.block(f"{name}.embed", body=patches):
-        _patches(table, reader)
-        table.embedding("position_embedding", patches_across(reader) ** 2, size)
-        table.norm("embeddings.rms_norm", size, bias=False)
-    layer = TowerLayer(
-        hidden_size=size,
-        intermediate_size=reader.integer("intermediate_size"),
-        attention_bias=reader.flag("qkv_bias"),
-        norm_bias=False,
-        gated=True,
-        bias=reader.flag("mlp_bias"),
-    )
-    heads = reader.integer("num_attention_heads")
-    active = tower_activation(reader, "hidden_act", default="silu")
-    count = reader.layers("num_hidden_layers")
-    body = replace(layer_body(layer, heads, active), across=True)
-    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
-    words = reader.integer("vocab_size") - reader.integer("num_visual_indicator_tokens")
-    stride = reader.integer("hidden_stride")
-    copies = 2 if stride > 1 else 0
-    scored = ChainBody(
-        parts=(
-            NormBody(module="rms_norm", size=size, norm=RMS_NORM),
-            JoinedPatchesBody(size=size, side=stride, copies=copies),
-            LinearBody(module="head_linear", inputs=size * stride**2, outputs=words, bias=False),
-            NormBody(module="head_norm", size=words),
-        )
-    )
-    with table.block(f"{name}.words", body=scored):
-        table.norm("rms_norm", size, bias=False)
-        table.linear("head_linear", size * stride * stride, words, bias=False)
-        table.norm("head_norm", words)
 
 
 def step_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:

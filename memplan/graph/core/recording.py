@@ -11,7 +11,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Buffer, Operation, Segment, Tiles
 from memplan.graph.core.sorting import SortScratch, sorted_as
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
-from memplan.model.parameters import LayerBlock, ModelPart
+from memplan.model.parameters import LayerBlock, ModelPart, beside_of
 from memplan.training.choices_of_kernels.flash_splits import FlashGrid, num_flash_splits
 from memplan.training.choices_of_kernels.sdpa import (
     ScoreKernel,
@@ -202,6 +202,7 @@ class Recording:
             name, len(self.segments), repeat=repeat, checkpointed=checkpointed, part=part
         )
         self.segment.input, self.segment.further_inputs = x, tuple(further)
+        self.segment.beside = beside_of(name)
         if part is ModelPart.HEAD and x is not None and self._is_of_head(x):
             self.segment.logits = x.storage
         if checkpointed and self.hooks is not None and x is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, beside_of
 from memplan.training.compilation import Compilation
 from memplan.training.splitting.exchange import NO_SENDS, Sends
 
@@ -321,7 +321,7 @@ class Segment:
         """What it is to the model."""
         self.layer: LayerSpec | None = None
         """The layer that it writes down, where it is one of a stack's."""
-        self.beside = ""
+        self.beside = beside_of(name)
         """The tower or projector that it is of, beside a language model."""
         self.index = index
         self.repeat = repeat

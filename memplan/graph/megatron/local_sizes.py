@@ -50,7 +50,7 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
         _refuse(model, f"only decoders with a language model's head are, not {model.task.value}")
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.tables or spec is None or stack.final_norm is None:
+    if model.has_towers or spec is None or stack.final_norm is None:
         _refuse(model, "it has other parts than an embedding, layers, a norm and a head")
     if sequence:
         divided(

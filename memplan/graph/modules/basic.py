@@ -5,6 +5,7 @@ from itertools import islice
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.splits import Split
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.handles import Handle
@@ -216,11 +217,16 @@ class Embedding(Module):
     """Another module reads its table too."""
     turned = False
     """What is found is turned: its gradient comes the other way round, and is copied first."""
+    copies_ids = False
+    """The batch's ids are copied for it, with others in the place of those that stand for pictures."""
 
     def forward(self, shape: Shape, ids: Handle | None = None) -> Handle:
         """Rows of the table, for ids of a shape; those of the batch itself take nothing here."""
         run, group = self.run, self.run.options.tensor_parallel
         table = self.table()
+        if ids is None and self.copies_ids:
+            ids = Handle(run, run.tensor(prod(shape), DType.INT64), shape)
+            run.record(OperationKind.CLONE, (), (ids.record,))
         given = None if ids is None else ids.record
         record = embedding_lookup(run, table, prod(shape), given, turned=self.turned)
         if group is not None and table.ranks > 1:

@@ -13,7 +13,7 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, is_contiguous
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
@@ -36,6 +36,11 @@ def in_rows_again(x: Handle) -> Handle:
     run, made = x.run, Handle(x.run, x.run.view(x.record, x.numel), x.shape)
     run.record(OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.SEEN,))
     return x.leads_to(made, unchanged, Settled(run.segment.operations[-1], Gradient.SEEN))
+
+
+def read_in_rows(x: Handle) -> Handle:
+    """What the next segment reads, whose gradient comes in rows from there, however this lies."""
+    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
 
 
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:
@@ -513,6 +518,26 @@ def copy_at(x: Handle, part: Handle) -> Handle:
     return x.leads_to(Handle(run, made, x.shape), in_rows(x.shape))
 
 
+def masked_scatter(x: Handle, mask: Handle, source: Handle) -> Handle:
+    """``x.masked_scatter(mask, source)``: keeps the mask.
+
+    Behind the copy of ``x`` places are counted, and the mask is spread and copied; so it is for the source's gradient,
+    of whose elements the place in each dimension is found (torch 2.13, aten/src/ATen/native/cuda/IndexKernel.cpp,
+    ``masked_scatter__cuda``, ``masked_select_cuda``; Nonzero.cu).
+    """
+    run, made = x.run, empty(x.run, x.shape, x.dtype)
+    spread_mask, places = (allocated_bytes(x.numel, each) for each in (DType.BOOL, DType.INT64))
+    found = allocated_bytes(source.numel * len(x.shape), DType.INT64)
+    of_x = (RESULT,) * x.requires_grad
+    run.record(
+        OperationKind.SCATTER, (x.record, source.record), (made.record,), saves=(mask.record,),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        forward_scratch_bytes=() if run.decomposed else (RESULT, places, spread_mask),
+        backward_scratch_bytes=() if run.decomposed else (*of_x, spread_mask, found, ~len(of_x), RESULT),
+    )  # fmt: skip
+    return made
+
+
 def relative_position_bucket(distance: Handle) -> Handle:
     """Distances both ways in buckets, near ones of their own (models/mpnet, ``relative_position_bucket``)."""
     kinds = OperationKind
@@ -539,6 +564,22 @@ def unfold(x: Handle, kernel: int) -> Handle:
     batch, channels, length, _ = x.shape
     made = empty(x.run, (batch, channels * kernel, length), x.dtype)
     x.run.record(OperationKind.IM2COL, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    return x.leads_to(made, in_rows(x.shape))
+
+
+def unfold_picture(x: Handle, side: int) -> Handle:
+    """``F.unfold(x, side, stride=side)``: windows' numbers side by side; what does not lie in rows is copied for it.
+
+    (torch 2.13, aten/src/ATen/native/cuda/Im2Col.cu)
+    """
+    batch, channels, height, width = x.shape
+    windows = height // side * (width // side)
+    made = empty(x.run, (batch, channels * side**2, windows), x.dtype)
+    copies = () if is_contiguous(x.shape, x.strides) else (x.record.storage.num_bytes, RESULT)
+    x.run.record(
+        OperationKind.IM2COL, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
+        forward_scratch_bytes=copies,
+    )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))
 
 
@@ -650,6 +691,20 @@ def added_crosswise(one: Handle, other: Handle) -> Handle:
         OperationKind.ADD, (one.record, other.record), (made.record,),
         gradients=(Gradient.SUMMED, Gradient.SUMMED),
     )  # fmt: skip
+    return made
+
+
+def added_both_ways(one: Handle, other: Handle) -> Handle:
+    """``one[..., None] + other[..., None, :]``, which lies as the first one does."""
+    shape = *one.shape, other.shape[-1]
+    strides = *(step * shape[-1] for step in dense_strides(one.shape, one.strides)), 1
+    made = Handle(one.run, one.run.tensor(prod(shape), one.dtype), shape, strides)
+    one.run.record(
+        OperationKind.ADD, (one.record, other.record), (made.record,),
+        gradients=(Gradient.SUMMED, Gradient.SUMMED),
+    )  # fmt: skip
+    for each in (one, other):
+        each.leads_to(made, in_rows(each.shape))
     return made
 
 

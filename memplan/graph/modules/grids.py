@@ -45,24 +45,29 @@ class Conv2d(Module):
         """One kernel; what lies channels last is given so (ATen/native/Convolution.cpp,
         ``determine_backend_memory_format``)."""
         batch, channels, *sides = x.shape
-        out_channels, _, *kernel = self.weight.shape
-        height, width = self.fewer(*sides, *kernel)
+        out_channels, height, width = self.sides_of(*sides)
         weight = self.parameter(self.weight)
         bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
         last = channels > 1 and x.strides[1] == 1
         made = convolve(
             x.run, x.record, weight, bias, batch * height * width, out_channels,
             channels_last=last and not is_of_both(self.weight.shape),
+            reads_rows=not last and not is_contiguous(x.shape, x.strides),
         )  # fmt: skip
         shape = batch, out_channels, height, width
         if last:
             given, strides = channels_last(x.shape), channels_last(shape)
         else:
             given, strides = row_strides(x.shape), row_strides(shape)
-        settles = Settled(
-            x.run.segment.operations[-1], Gradient.FRESH, expects=strides, otherwise=copy_gradient
-        )
+        operation, settles = x.run.segment.operations[-1], None
+        if not x.run.decomposed:
+            settles = Settled(operation, Gradient.FRESH, expects=strides, otherwise=copy_gradient)
         return x.leads_to(Handle(x.run, made, shape, strides), always(given), settles)
+
+    def sides_of(self, height: int, width: int) -> tuple[int, int, int]:
+        """Channels, rows and columns of what it gives."""
+        out_channels, _, *kernel = self.weight.shape
+        return out_channels, *self.fewer(height, width, *kernel)
 
     def fewer(self, height: int, width: int, *kernel: int) -> tuple[int, int]:
         """Positions behind windows of a size.
@@ -82,20 +87,50 @@ class Conv2d(Module):
         return found[0], found[1]
 
 
+class ConvTranspose2d(Conv2d):
+    """``torch.nn.ConvTranspose2d`` whose windows lie side by side; its weight has its inputs first."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int) -> None:
+        super().__init__(in_channels, out_channels, kernel, stride=kernel)
+        self.weight = Weight(in_channels, out_channels, kernel, kernel)
+
+    def sides_of(self, height: int, width: int) -> tuple[int, int, int]:
+        """A whole window of each position."""
+        _, channels, *kernel = self.weight.shape
+        return channels, kernel[0] * height, kernel[1] * width
+
+    def forward(self, x: Handle) -> Handle:
+        """Each window is read once, not each result."""
+        made = super().forward(x)
+        operation = x.run.segment.operations[-1]
+        operation.flops //= prod(self.weight.shape[2:])
+        return made
+
+
 class Conv3d(Module):
     """``torch.nn.Conv3d`` whose windows lie side by side; what does not lie in rows is copied for it."""
 
-    def __init__(self, in_channels: int, out_channels: int, window: tuple[int, int, int]) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        window: tuple[int, int, int],
+        *,
+        bias: bool = True,
+    ) -> None:
         self.weight = Weight(out_channels, in_channels, *window)
-        self.bias = Weight(out_channels, role=WeightRole.OTHER)
+        if bias:
+            self.bias = Weight(out_channels, role=WeightRole.OTHER)
 
     def forward(self, x: Handle) -> Handle:
         """One kernel."""
         batch, _, *sides = x.shape
         out_channels, _, *window = self.weight.shape
         shape = batch, out_channels, *(a // b for a, b in zip(sides, window, strict=True))
+        weight = self.parameter(self.weight)
+        bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
         made = convolve(
-            x.run, x.record, self.parameter(self.weight), self.parameter(self.bias),
+            x.run, x.record, weight, bias,
             prod(shape) // out_channels, out_channels,
             reads_rows=not is_contiguous(x.shape, x.strides),
         )  # fmt: skip

@@ -11,8 +11,9 @@ from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.unread import UnreadSegments
 from memplan.graph.stacks import checkpointed_layers
-from memplan.model.parameters import ModelPart
+from memplan.model.parameters import ModelPart, beside_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class LayerList(Module):
 
     recomputes = True
     """Its layers are recomputed where a job checkpoints layers."""
+    captured: frozenset[int] = frozenset()
+    """Layers, counted from 1, whose results are handed out beside the last one's; 0: what the first is given."""
+    is_read = True
+    """Somebody reads what the last layer gives; else nothing behind the last captured one leads anywhere."""
     ends = True
     """Where layers hand on more than hidden states, nothing reads the rest behind the last one."""
 
@@ -55,6 +60,7 @@ class LayerList(Module):
         self.segment_name = segment
         self.kinds: list[Any] = list(kinds)
         self.made = {kind: make(kind) for kind in dict.fromkeys(kinds)}
+        self._states: dict[int, Handle] = {}
         for number, layer in enumerate(self.made.values()):
             setattr(self, str(number), layer)
 
@@ -62,6 +68,25 @@ class LayerList(Module):
     def spans_segments(self) -> bool:
         """Each layer is a segment."""
         return True
+
+    def capture(self, *numbers: int, is_read: bool) -> list[int]:
+        """Have states handed out: the first is what the first layer is given, -1 what the last gives
+        (``output_hidden_states``). Returns the numbers of the layers that give them."""
+        places = [number + (len(self.kinds) + 1) * (number < 0) for number in numbers]
+        self.captured, self.is_read = frozenset(places), is_read
+        return places
+
+    def take_states(self) -> dict[int, Handle]:
+        """What was captured, by the numbers of layers; they are named elsewhere from here on."""
+        found, self._states = self._states, {}
+        return found
+
+    def seen(self, number: int, state: Handle) -> None:
+        """Note what a layer gave, where it is captured."""
+        if number in self.captured:
+            self._states[number] = state
+            if not self.is_read and number == max(self.captured):
+                self.run.unread = UnreadSegments(self.run)
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """Layers have names of their own, which begin anew in each of them."""
@@ -92,6 +117,8 @@ class LayerList(Module):
             cuts |= options.adaptation.cuts(self.segment_name)
         if options.trained is not None:
             cuts |= options.trained.cuts(self.segment_name)
+        cuts |= self.captured
+        beside = beside_of(self.segment_name)
         frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0
         for kind, group in groupby(self.kinds):
@@ -99,7 +126,7 @@ class LayerList(Module):
             inside = [] if self.shared else sorted(cut for cut in cuts if at < cut < stop)
             for low, high in pairwise([at, *inside, stop]):
                 number = self.before + low
-                own = frozen or options.freeze.freezes_layer(number)
+                own = frozen or (not beside and options.freeze.freezes_layer(number))
                 yield LayerRun(kind, low, high - low, number in recomputed, own)
             at = stop
 
@@ -173,13 +200,13 @@ def _cast(args: Any) -> Any:
 class Layer:
     """One turn of the loop over layers: calling it is a segment."""
 
-    __slots__ = ("_again", "_left", "_module", "_name", "_number", "_stretch", "segment")
+    __slots__ = ("_again", "_layers", "_left", "_module", "_name", "_number", "_stretch", "segment")
 
     def __init__(
         self, layers: LayerList, stretch: LayerRun, left: int, again: Segment | None
     ) -> None:
         self._module, self._stretch, self._left = layers.made[stretch.kind], stretch, left
-        self._name, self._again = layers.segment_name, again
+        self._name, self._again, self._layers = layers.segment_name, again, layers
         self._number = layers.before + stretch.start
         self.segment: Segment
         """What the call wrote down."""
@@ -197,6 +224,9 @@ class Layer:
         behind frozen ones.
         """
         run, stretch = self._module.run, self._stretch
+        at = stretch.start + stretch.count - self._left
+        if not at:
+            self._layers.seen(0, x)
         streams = self._module.further
         given = [_likeness(each) for each in _records((x, *args[:streams]))]
         if run.options.casts_inputs and run.segment.output is None:
@@ -221,6 +251,7 @@ class Layer:
         run.carry(*beside)
         if [_likeness(each) for each in (made.record, *becomes)] != given:
             run.segment.repeat = 1
+        self._layers.seen(at + run.segment.repeat, made)
         return returned
 
     def pass_over(self, x: Handle) -> None:

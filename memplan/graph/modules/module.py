@@ -9,7 +9,7 @@ from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
 from memplan.graph.splitting.tensor_parallel import gather_sequence
-from memplan.model.parameters import LayerBlock, ModelPart, WeightRole, owner_of
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole, beside_of, owner_of
 
 STACKS = "encoder", "decoder"
 """Stacks that can be frozen whole, by the beginning of their segments' names."""
@@ -175,8 +175,8 @@ class Module:
         """Whether a segment is not trained, of a stack where it is a part of one."""
         freeze, owner = self.run.options.freeze, owner_of(stack)
         whole = bool(owner and getattr(freeze, owner))
-        if whole and owner not in STACKS:
-            return True
+        if (whole or beside_of(stack)) and owner not in STACKS:
+            return whole  # parts of a language model are none of the towers beside it
         parts = {
             ModelPart.EMBEDDING: freeze.embeddings, ModelPart.HEAD: freeze.head,
             ModelPart.NORM: freeze.norm or whole, ModelPart.LAYERS: whole,

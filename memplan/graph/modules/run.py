@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _PASSING_ON = OperationKind.ADD, OperationKind.CLONE, OperationKind.CONTIGUOUS
 """What hands on the gradient that it is given, be it a view."""
 check_once = cache(check_interpreter)
+
+
+class Forgets(Protocol):
+    """Takes the graph of the open segment back."""
+
+    def forget(self) -> None:
+        """Hold what it keeps."""
 
 
 class Run(Tape):
@@ -47,6 +54,8 @@ class Run(Tape):
         """How many handles hold each storage."""
         self.loops: list[Loop] = []
         """Of the open segment, those of which some turns alone are recorded."""
+        self.unread: Forgets | None = None
+        """What forgets the graphs of segments whose results no loss reads; None: the open one's is read."""
         self._outliving: set[Storage] = set()
         self._is_open = True
 
@@ -136,6 +145,10 @@ class Run(Tape):
             loop = self.loops.pop()
             repeat(self.segment, loop)
             self._touches += loop.each * loop.more
+        if self.unread is not None:
+            self.unread.forget()
+            if x.storage.segment == self.segment.index:
+                x.requires_grad = False
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])
         segment = self.segment
         if segment.input_let_go == len(segment.operations) - 1:

@@ -33,14 +33,34 @@ class UnreadGraph:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        segment = self._run.segment
-        for operation in segment.operations[self._start :]:
-            if not segment.checkpointed:
-                self._held += _names_of(self._run, operation.saved)
-            operation.forget()
-            for read in operation.inputs:
-                if isinstance(read, Parameter):
-                    read.unused = True
+        self._held += forget_graph(self._run, self._start)
+
+
+def forget_graph(run: Run, start: int = 0) -> list[Handle]:
+    """Of the open segment, from an operation on; returns names for what it keeps."""
+    segment, held = run.segment, []
+    for operation in segment.operations[start:]:
+        if not segment.checkpointed:
+            held += _names_of(run, operation.saved)
+        operation.forget()
+        for read in operation.inputs:
+            if isinstance(read, Parameter):
+                read.unused = True
+    return held
+
+
+class UnreadSegments:
+    """The same of whole segments, as they end, from when it is made to when the tape is given none."""
+
+    __slots__ = ("_held", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._held: list[Handle] = []
+
+    def forget(self) -> None:
+        """Hold what the open segment's graph keeps."""
+        self._held += forget_graph(self._run)
 
 
 def unread_graph(run: Run) -> list[Handle]:

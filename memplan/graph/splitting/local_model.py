@@ -80,7 +80,7 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
     if group.kind is TensorParallelKind.AUTOTP:
         _check_autotp(model, group)
     stack = model.stacks[0]
-    if model.tables or stack.projected_out:
+    if model.has_towers or stack.projected_out:
         _refuse(model, "it has parts beside a decoder's layers")
     spec = stack.embedding
     if spec is None or not _is_plain(spec):

@@ -10,24 +10,21 @@ from memplan.graph.towers.compared.pooling import write_pooling
 from memplan.graph.towers.compared.projecting import write_projecting
 from memplan.graph.towers.compared.queried import with_instruction, write_queried
 from memplan.graph.towers.gridded.davit import write_davit
-from memplan.graph.towers.gridded.grids import write_grid
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
-from memplan.graph.towers.gridded.segmenting import places, write_segmenting
+from memplan.graph.towers.gridded.segmenting import write_segmenting
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
-from memplan.graph.towers.texts import decoded_tokens
 from memplan.graph.towers.tiles import tiles, write_tiles
 from memplan.model.towers.body import BranchBody, ChainBody, TowerBody
 from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import InstructionBody, QueriedBody
 from memplan.model.towers.gridded.davit import DavitBody
-from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody, PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.gridded.segmenting import SegmentingBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import (
@@ -40,7 +37,6 @@ from memplan.model.towers.parts import (
 )
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
-from memplan.model.towers.texts import DecodedTokensBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
 
@@ -65,12 +61,8 @@ def _write_one(
             return image_patches(t, body, flow)
         case TilesBody():
             return tiles(t, body, flow)
-        case PlacesBody():
-            return places(t, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
-        case DecodedTokensBody():
-            return decoded_tokens(t, body, flow)
         case InstructionBody():
             return with_instruction(t, body, flow)
         case SignalBody():
@@ -88,8 +80,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return _part(t, x, body)
     if isinstance(body, NetBody):
         return write_net(t, x, body, flow)
-    if isinstance(body, GridBody):
-        return write_grid(t, x, body, flow)
     if isinstance(body, BranchBody):
 
         def write(read: Tensor, part: TowerBody) -> Tensor:

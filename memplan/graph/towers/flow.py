@@ -22,13 +22,11 @@ from memplan.model.towers.body import ChainBody
 from memplan.model.towers.compared.pooling import PoolerBody
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
-    DecodedTokensBody,
     OutputBody,
 )
 from memplan.model.towers.tiles import TilesBody
@@ -103,7 +101,7 @@ def starts(block: ParameterBlock) -> bool:
         return body.channels > 0
     return isinstance(
         body,
-        PatchesBody | PixelsBody | PlacesBody | DecodedTokensBody | TilesBody | InstructionBody,
+        PatchesBody | PixelsBody | TilesBody | InstructionBody,
     )
 
 
@@ -159,7 +157,6 @@ def _segment(
             block.name, part=block.part, repeat=remaining, checkpointed=run.checkpointed,
             frozen=run.frozen, x=before,
         )  # fmt: skip
-        t.segment.beside = block.beside
         declare_block(t, block, declared, tied=tied)
         with t.declared_weights():
             if isinstance(block.body, OutputBody) and before is not None:
@@ -190,7 +187,6 @@ def _idle(t: Tape, block: ParameterBlock, declared: dict[str, Parameter], *, tie
     """A block that nothing runs through: its weights alone."""
     frozen = bool(block.owner and getattr(t.options.freeze, block.owner))
     t.begin(block.name, part=block.part, repeat=block.count, frozen=frozen)
-    t.segment.beside = block.beside
     declare_block(t, block, declared, tied=tied)
     if (
         isinstance(block.body, SpareBody)

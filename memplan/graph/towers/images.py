@@ -14,7 +14,6 @@ from memplan.graph.towers.placing import positions
 from memplan.graph.towers.state import Flow, sensed
 from memplan.model.pictures import PictureSpec
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.segmenting import PlacesBody
 from memplan.model.towers.parts import RMS_NORM
 from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.tiles import TilesBody
@@ -22,7 +21,7 @@ from memplan.model.towers.tiles import TilesBody
 
 def picture_size(
     side: int | None,
-    body: PatchesBody | PixelsBody | PlacesBody | TilesBody | PictureSpec,
+    body: PatchesBody | PixelsBody | TilesBody | PictureSpec,
 ) -> tuple[int, int]:
     """Height and width of a picture, as the setup or the model says.
 
@@ -39,7 +38,7 @@ def picture_size(
     if isinstance(body, PictureSpec) and body.fixed and (side, side) != body.image:
         msg = f"image_size: {side}: this model's class takes pictures of {body.image[0]} pixels a side alone"
         raise SetupError(msg)
-    if not isinstance(body, PixelsBody | PictureSpec) and side < max(body.patch):
+    if not isinstance(body, PixelsBody) and side < max(body.patch):
         msg = f"image_size: {side} pixels are less than a patch, which has {max(body.patch)}"
         raise SetupError(msg)
     return side, side

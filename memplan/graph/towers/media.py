@@ -10,16 +10,11 @@ from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.joining import Joining
 from memplan.model.towers.compared.queried import InstructionBody
 from memplan.model.towers.gridded.nets import PixelsBody
-from memplan.model.towers.gridded.segmenting import PromptBody
 from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.tiles import TilesBody
 
 MEANT: tuple[tuple[type, str], ...] = (
-    (
-        PromptBody,
-        "one point or box a picture and no mask as its prompt, masks kept until backward, their sum as the loss",
-    ),
     (InstructionBody, "the whole text as the instruction that the Q-Former reads, too"),
 )
 """The step that is meant where a class leaves it open, or has no loss of its own, by what it is made of."""

@@ -42,22 +42,8 @@ class Flow:
     """What the present tower's layers all read, and nothing behind them."""
     collected: list[Tensor] | None = None
     """What the first layer reads, and each layer's result but the last's, where they are collected."""
-    tokens_seen: Tensor | None = None
-    """Tokens that a decoder of masks hands on beside the picture."""
-    levels: list[tuple[Tensor, tuple[int, int]]] = field(default_factory=list)
-    """Sizes of the picture that a decoder has still to read, each with its positions down and across."""
     named: list[Tensor] = field(default_factory=list)
     """What variables of the model's hold for a while."""
-    places: Tensor | None = None
-    """Positions of a picture, as the model made them."""
-    placed: Tensor | None = None
-    """Positions of the picture, added to it each time it is looked at."""
-    found: list[Tensor] = field(default_factory=list)
-    """What the model's own variables hold of a picture until its masks are there."""
-    fine: Tensor | None = None
-    """The picture widened fourfold, for the finest mask."""
-    asked: Tensor | None = None
-    """The same as they were asked, added each time again."""
     returned: list[Tensor] = field(default_factory=list)
     """What the base model returns beside its result, which lives until the loss is there."""
     tapped: Tensor | None = None

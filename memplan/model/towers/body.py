@@ -7,15 +7,14 @@ from memplan.model.towers.compared.pooling import PoolingBody
 from memplan.model.towers.compared.projecting import ProjectingBody
 from memplan.model.towers.compared.queried import QueriedBody
 from memplan.model.towers.gridded.davit import DavitBody
-from memplan.model.towers.gridded.grids import GridBody
 from memplan.model.towers.gridded.nets import NetBody
-from memplan.model.towers.gridded.segmenting import PlacesBody, SegmentingBody
+from memplan.model.towers.gridded.segmenting import SegmentingBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
 from memplan.model.towers.sounds import SoundBody
-from memplan.model.towers.texts import OutputBody, TextBody
+from memplan.model.towers.texts import OutputBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
 
@@ -50,12 +49,9 @@ TowerBody = (
     | PictureBody
     | TilesBody
     | TileBody
-    | TextBody
     | LayerBody
     | NetBody
-    | GridBody
     | SoundBody
-    | PlacesBody
     | SegmentingBody
     | PoolingBody
     | ProjectingBody

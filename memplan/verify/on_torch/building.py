@@ -85,7 +85,7 @@ def _set_dropout(config: Any, dropout: float) -> None:
 
 def _class_of(config: Any, model: ModelSpec) -> Any:
     """Raises ``SetupError`` for a task without a loss of its own, and for a class that there is none of."""
-    if model.tables or model.picture or model.sound:
+    if model.has_towers or model.picture or model.sound:
         name = class_name(config, model)
         kind = getattr(transformers, name, None)
         if kind is None:

@@ -251,7 +251,7 @@ def _sized_pictures(sampler: Sampler) -> Batch:
 def _cut_pictures(sampler: Sampler) -> Batch:
     """Patches of all pictures in one row, and how many each has down and across (Qwen-VL's processor)."""
     body = pictures_of(sampler.model)
-    assert isinstance(body, PatchesBody)
+    assert isinstance(body, PatchesBody | PictureSpec)
     height, width = picture_size(sampler.setup.image_size, body)
     down, across = height // body.patch[0], width // body.patch[1]
     number = _num_pictures(sampler)
@@ -259,9 +259,7 @@ def _cut_pictures(sampler: Sampler) -> Batch:
     depth = getattr(vision, "temporal_patch_size", 1)
     of_a_patch = body.channels * depth * body.patch[0] * body.patch[1]
     return {
-        "pixel_values": sampler.signal(
-            number * down * across, of_a_patch, casts=body.casts_pictures
-        ),
+        "pixel_values": sampler.signal(number * down * across, of_a_patch, casts=casts(body)),
         "image_grid_thw": torch.tensor([[1, down, across]] * number, device=sampler.device),
     }
 
@@ -298,11 +296,14 @@ def _square_pictures(sampler: Sampler, number: int) -> Any:
     if body is None:
         raise _unknown(sampler.model)
     height, width = picture_size(sampler.setup.image_size, body)
+    return sampler.signal(number, body.channels, height, width, casts=casts(body))
+
+
+def casts(body: object) -> bool:
+    """Whether the class casts its pictures itself."""
     if isinstance(body, PictureSpec):
-        casts = body.casts
-    else:
-        casts = isinstance(body, PatchesBody) and body.casts_pictures
-    return sampler.signal(number, body.channels, height, width, casts=casts)
+        return body.casts
+    return isinstance(body, PatchesBody) and body.casts_pictures
 
 
 def _sound(sampler: Sampler) -> Any:

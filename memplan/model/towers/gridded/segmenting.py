@@ -1,4 +1,4 @@
-"""What Segment Anything computes: layers in windows, a neck, prompts, and a decoder of masks."""
+"""What Segment Anything's encoder computes: layers in windows, and a neck."""
 
 from __future__ import annotations
 
@@ -35,85 +35,4 @@ class MaskNeckBody:
     outputs: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacesBody:
-    """Where each patch is, through a trained matrix; it is made before all else."""
-
-    image: tuple[int, int]
-    patch: tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptBody:
-    """One point or box a picture, beside the tokens that masks are read from; no mask is given."""
-
-    size: int
-    num_tokens: int
-    last_token: str = ""
-    """The weight of one token more, behind the others."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FineFeaturesBody:
-    """What the encoder gave, and what its first layer over whole pictures did, widened fourfold (SAM-HQ)."""
-
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TwoWayLayerBody:
-    """Tokens see the picture, and the picture the tokens (``SamTwoWayAttentionBlock``)."""
-
-    size: int
-    narrow: int
-    """Width at which one sees the other."""
-    inner_size: int
-    num_heads: int
-    network: str
-    activation: Activation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LastLookBody:
-    """Tokens see the picture once more."""
-
-    size: int
-    narrow: int
-    num_heads: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UpscalingBody:
-    """The picture is widened fourfold."""
-
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MasksBody:
-    """A small network on each token, and its product with the picture."""
-
-    size: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FineMasksBody:
-    """The same, and one token's mask on finer features, added to the others in order of merit (SAM-HQ)."""
-
-    size: int
-    num_tokens: int
-    """But for that one."""
-
-
-SegmentingBody = (
-    WindowedLayerBody
-    | MaskNeckBody
-    | PromptBody
-    | TwoWayLayerBody
-    | LastLookBody
-    | UpscalingBody
-    | MasksBody
-    | FineFeaturesBody
-    | FineMasksBody
-)
+SegmentingBody = WindowedLayerBody | MaskNeckBody

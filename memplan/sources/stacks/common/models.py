@@ -295,10 +295,12 @@ def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
     >>> may_read_text_alone("gemma-3-4b"), may_read_text_alone("llama-3.1-8b")
     (True, False)
     """
+    from memplan.classes.registry import is_joined
     from memplan.families.joined.multimodal_types import MULTIMODALS
 
     kind = model_type(model)
-    return model is not None and (kind is None or kind in MULTIMODALS.keys() - _ATTENDING)
+    sees = kind is None or is_joined(kind) or kind in MULTIMODALS
+    return model is not None and sees and kind not in _ATTENDING
 
 
 def given_text_alone(found: "Found") -> None:

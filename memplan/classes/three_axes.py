@@ -1,0 +1,111 @@
+"""Texts of language models that see, whose positions are of three axes.
+
+(transformers 5.23, modeling_*.py of models/qwen2_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm4v_moe, glm_ocr, glm_image, paddleocr_vl)
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
+from memplan.classes.llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaModel,
+    Qwen2Model,
+    Qwen3Model,
+)
+from memplan.classes.mixed.deepseek import Glm4MoeModel
+from memplan.classes.mixed.mixtures import Qwen3MoeModel
+from memplan.classes.pictures.base import begin
+from memplan.classes.sectioned import SectionedRotaryEmbedding
+from memplan.families.nesting import same_class
+from memplan.graph.modules.functional import copy_at, rows_of
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
+from memplan.model.config import ConfigReader
+from memplan.model.parameters import ModelPart
+
+
+class SectionedModel(LlamaModel):
+    """Positions are of three axes, and some keys mean nothing whatever the config says."""
+
+    rotary_class = SectionedRotaryEmbedding
+    fixed: ClassVar[Mapping[str, object]] = {}
+
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(same_class(config, {**config.config, **self.fixed}))
+
+
+class Qwen2VLTextModel(SectionedModel, Qwen2Model):
+    fixed: ClassVar[Mapping[str, object]] = {"head_dim": None}
+
+
+class DeepstackModel(SectionedModel):
+    """What the tower's layers gave early is added to what its first layers give."""
+
+    def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
+        embeds = self.embedded(batch, length) if received is None else received
+        embeds, *visual = self.joined(embeds)
+        positions = position_ids(self.run, batch, length)
+        masks = self.masks(batch, length)
+        x = embeds
+        tables = self.tables(x, positions)
+        for layer in self.layers:
+            x = layer(x, tables[layer.kind.window], masks[layer.kind.window])
+            for number in self.layers.take_states() if visual else ():
+                begin(self, "decoder.deepstack", ModelPart.OTHER, x)
+                x = deepstack_process(x, visual[number - 1])
+        x = self.norm(x)
+        return x
+
+
+def deepstack_process(hidden_states: Handle, visual_embeds: Handle) -> Handle:
+    """``_deepstack_process``: the mask by which rows are picked and written is kept for the placeholders anyway."""
+    shape = hidden_states.shape
+    visual_embeds = visual_embeds.to(hidden_states.dtype)
+    hidden_states = hidden_states.clone().view(-1, shape[-1])
+    local_this = rows_of(hidden_states, visual_embeds.shape) + visual_embeds
+    hidden_states = copy_at(hidden_states, local_this)
+    return hidden_states.view(*shape)
+
+
+class Qwen3VLTextModel(DeepstackModel, Qwen3Model):
+    pass
+
+
+class Qwen3VLMoeTextModel(DeepstackModel, Qwen3MoeModel):
+    pass
+
+
+class GlmImageTextAttention(GlmAttention):
+    """Tables are repeated once for all layers."""
+
+    turn: Turn = staticmethod(apply_rotary_to_part)
+
+
+class GlmImageTextDecoderLayer(Glm4DecoderLayer):
+    attention_class: type[LlamaAttention] = GlmImageTextAttention
+
+
+class GlmImageTextModel(SectionedModel, Glm4Model):
+    layer_class: type[LlamaDecoderLayer] = GlmImageTextDecoderLayer
+
+
+class Glm4vTextModel(GlmImageTextModel):
+    fixed: ClassVar[Mapping[str, object]] = {"head_dim": None, "attention_bias": True}
+
+
+class GlmOcrTextModel(GlmImageTextModel):
+    fixed: ClassVar[Mapping[str, object]] = {"attention_bias": False}
+
+
+class Glm4vMoeTextModel(SectionedModel, Glm4MoeModel):
+    fixed: ClassVar[Mapping[str, object]] = {"use_qk_norm": False}
+
+
+class PaddleOCRTextModel(SectionedModel):
+    def __init__(self, config: ConfigReader) -> None:
+        biased = config.flag("use_bias")
+        given = {**config.config, "attention_bias": biased, "mlp_bias": biased}
+        super().__init__(same_class(config, given))
