@@ -419,15 +419,16 @@ def spread(x: Handle, shape: Shape) -> Handle:
 
 
 def not_below(x: Handle) -> Handle:
-    """``torch.max(x, lowest)``: keeps the scores.
+    """``torch.max(x, lowest)``: keeps the scores, and the number.
 
     Its gradient is halved where both are equal and zero where the scores are lower: the half and a
     comparison before the result, a second comparison behind it (torch's derivatives.yaml, ``maximum``).
     """
     run, made = x.run, empty(x.run, x.shape, x.dtype)
     equal = allocated_bytes(made.numel, DType.BOOL)
+    lowest = made_by(run, OperationKind.ZEROS, (1,), x.dtype).record
     run.record(
-        OperationKind.MAXIMUM, (x.record,), (made.record,), saves=(x.record,),
+        OperationKind.MAXIMUM, (x.record,), (made.record,), saves=(x.record, lowest),
         gradients=(Gradient.FRESH,),
         backward_scratch_bytes=(made.record.storage.num_bytes, equal, RESULT, equal),
     )  # fmt: skip
