@@ -438,7 +438,9 @@ class Turns:
 class TallyPlayback:
     """Forward and backward of one micro-batch, from spot to spot."""
 
-    def __init__(self, tape: Tape, passes: StepPasses, ledger: Tally, engine: TurningEngine) -> None:
+    def __init__(
+        self, tape: Tape, passes: StepPasses, ledger: Tally, engine: TurningEngine
+    ) -> None:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger

@@ -87,9 +87,7 @@ def drawn(rng: random.Random) -> RankInput | None:
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1500, marks=pytest.mark.fuzz)])
-def test_what_is_passed_over_shows_nothing_new(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_passed_over_shows_nothing_new(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng, skipped = random.Random(28), Counter[bool]()
     found = Turns.are_over
 

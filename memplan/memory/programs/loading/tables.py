@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from memplan.graph.core.segments import Buffer, Segment
 from memplan.graph.core.tape import Tape
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.weights import Places, Weight, buffers_before
+from memplan.memory.programs.weights import Places, buffers_before
 from memplan.memory.replaying.ledger import Block, Ledger
 
 
