@@ -406,8 +406,10 @@ class Turns:
         self._count = count
         self._way = way
         """Whether the number of a copy goes up or down."""
+        self._held: set[object] = set()
+        """What was held by line: only where that comes back the engine is asked how it stands."""
         self._seen: dict[Hashable, tuple[int, int]] = {}
-        """How the engine stood, at which repetition, and how much had been exchanged."""
+        """How it stood, at which repetition, and how much had been exchanged."""
         self._over_until = 0
         self._is_asked = count > NOTED
 
@@ -418,19 +420,23 @@ class Turns:
         return repetition < self._over_until
 
     def _ask(self, repetition: int, copy: int) -> None:
+        ledger, held = self._ledger, self._ledger.standing()
+        if held not in self._held:
+            self._held.add(held)
+            return
         standing = self._engine.standing_at(self._segment, copy)
         if standing is None:
             self._is_asked = False
             return
-        seen = standing, self._ledger.standing()
-        before, exchanged = self._seen.setdefault(seen, (repetition, self._ledger.num_exchanged))
+        seen = standing, held
+        before, exchanged = self._seen.setdefault(seen, (repetition, ledger.num_exchanged))
         if before == repetition:
             return
         turn = repetition - before
         # The last one is looked at, too.
         most = max(0, (self._count - repetition) // turn - 1)
         times = self._engine.skip_turns(self._segment, copy, self._way * turn, most)
-        self._ledger.exchange_again(exchanged, times)
+        ledger.exchange_again(exchanged, times)
         self._over_until = repetition + times * turn
         self._is_asked = False
 
