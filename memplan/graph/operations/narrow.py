@@ -18,9 +18,10 @@ from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, Tensor
 from memplan.graph.fp8 import code_bytes
-from memplan.graph.megatron.context import MegatronContext
+from memplan.graph.operations.megatron import sizes_of, weight_gradient
 from memplan.training.choices_of_kernels.fp8 import (
     FP8_RECIPES,
     SIZE_MULTIPLE,
@@ -31,34 +32,37 @@ from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Send, Se
 from memplan.units import round_up
 
 
-def narrow_formats(c: MegatronContext) -> Fp8Formats | None:
+def narrow_formats(t: Tape) -> Fp8Formats | None:
     """The recipe of TransformerEngine's products; None where they are of 16 bits."""
-    recipe = c.tape.options.fp8
+    recipe = t.options.fp8
     return None if recipe is Fp8Recipe.NONE else FP8_RECIPES[recipe]
 
 
 class Narrow:
     """One product in 8 bits of a rank's part of a weight."""
 
-    def __init__(self, c: MegatronContext, formats: Fp8Formats, weight: Parameter) -> None:
-        self.c = c
+    def __init__(self, t: Tape, formats: Fp8Formats, weight: Parameter) -> None:
+        self.t = t
         self.formats = formats
-        experts = 1 if weight.experts is None else weight.experts.num_experts
-        self.columns, self.width = weight.shape[0] // experts, weight.shape[1]
+        self.columns, self.width = sizes_of(weight)
         _check_sizes(weight, self.columns, self.width)
-        self.both = formats.by_direction or c.tape.options.fp8_transposes
+        self.both = formats.by_direction or t.options.fp8_transposes
         """A copy by row and one by column are two."""
         self.copies = (False, True) if self.both else (False,)
-        weight.codes_bytes = experts * sum(
-            code_bytes(formats, self.columns, self.width, by_column=each, is_weight=True)
-            for each in self.copies
+        weight.codes_bytes = (
+            weight.shape[0]
+            // self.columns
+            * sum(
+                code_bytes(formats, self.columns, self.width, by_column=each, is_weight=True)
+                for each in self.copies
+            )
         )
 
     def kept(self, rows: int, *, again: bool = False) -> Tensor:
         """The input's codes as backward reads them; ``again``: they are gathered once more there."""
         by_column = self.both and (self.formats.by_direction or not again)
         size = code_bytes(self.formats, rows, self.width, by_column=by_column)
-        return self.c.tape.tensor(size, DType.FP8)
+        return self.t.tensor(size, DType.FP8)
 
     def quantized(self, rows: int, *, again: bool = False) -> list[int]:
         """Codes that forward alone reads, beside those that are kept."""
@@ -97,46 +101,45 @@ def _check_sizes(weight: Parameter, *sizes: int) -> None:
 
 
 def narrow_product(
-    c: MegatronContext,
+    t: Tape,
     formats: Fp8Formats,
     x: Tensor,
     weight: Parameter,
-    numel: int,
-    *,
-    flops: int,
     rows: int,
+    *,
     forward: Sequence[int] = (),
     backward: Sequence[int] = (),
     sends: Sends = NO_SENDS,
-    is_gathered: bool = False,
-    gradient_rows: int | None = None,
+    gathered_rows: int = 0,
 ) -> Tensor:
-    """A product that keeps its input's codes; ``rows``: of what this rank quantizes, ``gradient_rows`` of the result's gradient.
+    """A product with so many rows that keeps its input's codes; ``gathered_rows``: of the input that all ranks have together.
 
     ``forward`` and ``backward`` are blocks of 16 bits that come behind the codes.
     """
-    t = c.tape
-    narrow = Narrow(c, formats, weight)
-    kept = narrow.kept(rows, again=is_gathered)
-    out = t.tensor(numel, c.dtype)
-    came = narrow.gathered(c.tokens) if is_gathered else []
-    back = narrow.gathered_back(c.tokens) if is_gathered else []
-    first = (*narrow.quantized(rows, again=is_gathered), *came, *forward)
-    codes = narrow.gradient(rows if gradient_rows is None else gradient_rows)
+    narrow = Narrow(t, formats, weight)
+    own = x.numel // narrow.width
+    is_gathered = gathered_rows > 0
+    kept = narrow.kept(own, again=is_gathered)
+    out = t.tensor(rows * narrow.columns, t.compute)
+    came = narrow.gathered(gathered_rows) if is_gathered else []
+    back = narrow.gathered_back(gathered_rows) if is_gathered else []
+    first = (*narrow.quantized(own, again=is_gathered), *came, *forward)
+    multiplied = max(own, rows)
     t.record(
         OperationKind.LINEAR, (x, weight), (kept, out), saves=(kept, weight),
-        gradients=(Gradient.FRESH, c.weight_gradient),
+        gradients=(Gradient.FRESH, weight_gradient(t)),
         forward_scratch_bytes=(*first, RESULT) if first else (),
-        backward_scratch_bytes=(*codes, *back, *backward, RESULT),
-        flops=flops, in_python=True, sends=narrow_sends(c, formats, sends),
+        backward_scratch_bytes=(*narrow.gradient(multiplied), *back, *backward, RESULT),
+        flops=2 * multiplied * narrow.width * narrow.columns, in_python=True,
+        sends=narrow_sends(t, formats, sends),
     )  # fmt: skip
     return out
 
 
-def narrow_sends(c: MegatronContext, formats: Fp8Formats, sends: Sends) -> Sends:
+def narrow_sends(t: Tape, formats: Fp8Formats, sends: Sends) -> Sends:
     """The same with what is gathered in codes and their scales; sums stay in 16 bits."""
     of = 1024 * formats.code_bits  # a row that every block divides
-    narrow = code_bytes(formats, 128, of) / (128 * of * c.dtype.num_bytes)
+    narrow = code_bytes(formats, 128, of) / (128 * of * t.compute.num_bytes)
 
     def told(each: Send) -> Send:
         if each.kind is not ExchangeKind.ALL_GATHER:
