@@ -8,11 +8,9 @@ core/models/common/embeddings/rope_utils.py, core/extensions/transformer_engine.
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.graph.attention import megatron as shared
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.kernels import cudnn, flash
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.tensors import Tensor
 from memplan.graph.megatron.config import Backend, MegatronModule, TransformerConfig
 from memplan.graph.megatron.layers import Norm, WithBias
 from memplan.graph.megatron.recomputation import checkpoint
@@ -23,10 +21,9 @@ from memplan.graph.modules.functional import (
     repeat_interleave,
     softmax,
 )
-from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.layouts import always
+from memplan.graph.modules.fused import megatron, transformer_engine
+from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.rotary import concatenate
-from memplan.graph.operations import megatron, transformer_engine
 from memplan.graph.operations.elementwise import dropout_probability
 from memplan.model.attention import AttentionSpec
 from memplan.model.norms import NormSpec
@@ -75,10 +72,9 @@ class SelfAttention(MegatronModule):
             assert rotary_pos_emb is not None
             query = apply_rotary_pos_emb(self.config, query, rotary_pos_emb)
             key = apply_rotary_pos_emb(self.config, key, rotary_pos_emb)
-        if self.checkpoint_core_attention:
-            core_attn_out = checkpoint(self.core_attention, query, key, value)
-        else:
-            core_attn_out = self.core_attention(query, key, value)
+        core_attn_out = checkpoint(
+            self.core_attention, query, key, value, active=self.checkpoint_core_attention
+        )
         output, bias = self.linear_proj(core_attn_out)
         return output, bias
 
@@ -100,7 +96,7 @@ def apply_rotary_pos_emb(config: TransformerConfig, t: Handle, freqs: Handle) ->
     """One kernel, which TransformerEngine has, or torch's steps (``_apply_rotary_pos_emb_bshd``)."""
     settings = config.settings
     if settings.apply_rope_fusion and settings.transformer_impl is not TransformerImpl.LOCAL:
-        return Handle(t.run, transformer_engine.turned(t.run, t.record, freqs.record), t.shape)
+        return transformer_engine.turned(t, freqs)
     cos_ = (freqs.unary(OperationKind.COS) * 1.0).to(t.dtype)
     sin_ = (freqs.unary(OperationKind.SIN) * 1.0).to(t.dtype)
     t = (t * cos_) + (rotate_half(t) * sin_)
@@ -132,7 +128,7 @@ class DotProductAttention(MegatronModule):
             value = repeat_interleave(value, times, dim=2)
         query = query.reshape(length, batch * heads, -1)
         key = key.view(length, batch * heads, -1)
-        matmul_result = scores(query, key)
+        matmul_result = megatron.scores(query, key)
         attention_scores = matmul_result.view(batch, heads, length, length)
         attention_probs = self.scale_mask_softmax(attention_scores)
         attention_probs = dropout(attention_probs, self.spec.dropout)
@@ -142,33 +138,24 @@ class DotProductAttention(MegatronModule):
         context = context.view(batch, heads, length, -1)
         context = context.permute(2, 0, 1, 3).contiguous()
         context = context.view(length, batch, -1)
-        return context  # noqa: RET504  (the copy goes by the name)
+        return context
 
     def scale_mask_softmax(self, x: Handle) -> Handle:
         """One kernel; of what that does not take, torch's own steps, the scores in fp32 where that is asked for."""
-        run, settings, dtype = self.run, self.config.settings, x.dtype
+        settings, dtype = self.config.settings, x.dtype
         if settings.masked_softmax_fusion and is_kernel_available(x):
-            return x.like(megatron.scaled_masked_softmax(run, x.record))
-        mask = megatron.causal_mask(run, x.shape[-1])
+            return megatron.scaled_masked_softmax(x)
+        ones = made_by(self.run, OperationKind.ZEROS, x.shape[-2:], DType.FP32)
+        mask = ones.apart(OperationKind.TRIU)
+        del ones  # it goes when ``torch.triu`` has returned
+        mask = mask.apart(OperationKind.TO, dtype=DType.BOOL)
         if settings.attention_softmax_in_fp32 and dtype is not DType.FP32:
             x = x.float()
-            masked = masked_fill_in_place(x, Handle(run, mask, x.shape[-2:]))
+            masked = masked_fill_in_place(x, mask)
         else:
-            masked = x.like(megatron.view_filled_where(run, x.record, mask))
+            masked = megatron.view_filled_where(x, mask)
         probs = softmax(masked)
         return probs.to(dtype)
-
-
-def scores(query: Handle, key: Handle) -> Handle:
-    """``torch.baddbmm`` of (tokens, heads, width)."""
-    run, (length, heads, width) = query.run, query.shape
-    made = megatron.scores(
-        run, query.record, key.record, heads * length * key.shape[0], head_dim=width
-    )
-    found = Handle(run, made, (heads, length, key.shape[0]))
-    query.leads_to(found, always((width, length * width, 1)))
-    key.leads_to(found, always((1, key.shape[0] * width, key.shape[0])))
-    return found
 
 
 def is_kernel_available(x: Handle) -> bool:
@@ -199,9 +186,11 @@ class TEDotProductAttention(DotProductAttention):
                 return self.attended(query, key, value)
             return self.written_out(query, key, value)
         if config.is_ring:
-            return self.ring(query, key, value)
-        query, key, value = to_heads(config.context, query, key, value)
-        return to_tokens(config.context, self.attended(query, key, value))
+            sizes, kernel = self.sizes(query, key), self.kernel(query, value, config.context)
+            return transformer_engine.ring(kernel, query, key, value, sizes, config.context)
+        query, key, value = transformer_engine.to_heads(config.context, query, key, value)
+        attended = self.attended(query, key, value)
+        return transformer_engine.to_tokens(config.context, attended)
 
     def kernel(self, query: Handle, value: Handle, ranks: int = 1) -> ScoreKernel:
         """cuDNN's or flash's, where the card has any for these heads: the same as where torch prefers cuDNN's."""
@@ -223,48 +212,18 @@ class TEDotProductAttention(DotProductAttention):
         )
         raise SetupError(msg)
 
-    def shape(self, query: Handle, key: Handle) -> Shape:
+    def sizes(self, query: Handle, key: Handle) -> Shape:
         """What a kernel is called with."""
         length, batch, heads, _ = query.shape
         spec = replace(self.spec, num_heads=heads, num_kv_heads=key.shape[2])
         return Shape(batch, length, length, spec)
 
     def attended(self, query: Handle, key: Handle, value: Handle) -> Handle:
-        """By the kernel."""
-        run, shape = self.run, self.shape(query, key)
+        """By the kernel; heads of every token come side by side."""
+        run, sizes, (length, batch, heads, _) = self.run, self.sizes(query, key), query.shape
         given = query.record, key.record, value.record
         if self.kernel(query, value) is ScoreKernel.CUDNN:
-            made = cudnn(run, *given, shape, None)
+            made = cudnn(run, *given, sizes, None)
         else:
-            made = flash(run, *given, shape)
-        return merged(query, made)
-
-    def ring(self, query: Handle, key: Handle, value: Handle) -> Handle:
-        """Keys and values go round."""
-        ranks, shape = self.config.context, self.shape(query, key)
-        kernel = self.kernel(query, value, ranks)
-        given = query.record, key.record, value.record
-        return merged(query, shared.ring(self.run, kernel, *given, shape, ranks))
-
-
-def merged(query: Handle, made: Tensor) -> Handle:
-    """Heads of every token side by side."""
-    length, batch = query.shape[:2]
-    return Handle(query.run, made, (length, batch, made.numel // (length * batch)))
-
-
-def to_heads(ranks: int, *given: Handle) -> list[Handle]:
-    """Some heads of all tokens in place of all heads of some."""
-    run = given[0].run
-    made = shared.to_heads(run, *(each.record for each in given))
-    shapes = (
-        (each.shape[0] * ranks, each.shape[1], each.shape[2] // ranks, each.shape[3])
-        for each in given
-    )
-    return [Handle(run, each, shape) for each, shape in zip(made, shapes, strict=True)]
-
-
-def to_tokens(ranks: int, x: Handle) -> Handle:
-    """Back."""
-    length, batch, width = x.shape
-    return Handle(x.run, shared.to_tokens(x.run, x.record), (length // ranks, batch, width * ranks))
+            made = flash(run, *given, sizes)
+        return Handle(run, made, (length, batch, heads * value.shape[3]))

@@ -35,16 +35,10 @@ LOCAL = Backend(
     network=MLP,
     layer=TransformerLayer,
 )
-TRANSFORMER_ENGINE = Backend(
-    column=TEColumnParallelLinear,
-    normed_column=TELayerNormColumnParallelLinear,
-    row=TERowParallelLinear,
-    network_row=TERowParallelLinear,
-    core_attention=TEDotProductAttention,
-    attention=SelfAttention,
-    network=MLP,
-    layer=TransformerLayer,
-)
+TRANSFORMER_ENGINE = LOCAL._replace(
+    column=TEColumnParallelLinear, normed_column=TELayerNormColumnParallelLinear,
+    row=TERowParallelLinear, network_row=TERowParallelLinear, core_attention=TEDotProductAttention,
+)  # fmt: skip
 LATENT = TRANSFORMER_ENGINE._replace(attention=MLASelfAttention)
 KWAI = LOCAL._replace(
     network_row=KwaiRowParallelLinear, core_attention=TEDotProductAttention, network=KwaiMLP

@@ -40,16 +40,11 @@ class TransformerConfig:
         group, shared = options.tensor_parallel, options.context_parallel
         degree = 1 if group is None else group.degree
         return cls(
-            name=model.name,
-            settings=settings,
-            degree=degree,
-            sequence=group is not None and group.sequence,
-            hidden_size=model.hidden_size,
-            context=1 if shared is None else shared.degree,
+            name=model.name, settings=settings, hidden_size=model.hidden_size, degree=degree,
+            sequence=group is not None and group.sequence, experts=options.expert_ranks,
+            context=1 if shared is None else shared.degree, expert_degree=settings.expert_ranks(degree),
             is_ring=shared is not None and shared.kind is ContextParallelKind.RING,
-            experts=options.expert_ranks,
-            expert_degree=settings.expert_ranks(degree),
-        )
+        )  # fmt: skip
 
     def share(self, size: int, what: str, ranks: int | None = None) -> int:
         """A rank's share of a size.
@@ -65,8 +60,8 @@ class Backend(NamedTuple):
 
     column: Callable[..., Any]
     """Products with columns, of what was normed elsewhere."""
-    normed_column: Callable[..., Any]
-    """The same behind a norm, which may be part of it."""
+    normed_column: Any
+    """The same behind a norm, which may be part of it (``has_norm``)."""
     row: Callable[..., Any]
     """Attention's last product."""
     network_row: Callable[..., Any]

@@ -9,8 +9,8 @@ from memplan.fast_dataclass import replace
 from memplan.graph.megatron.config import Backend, MegatronModule, TransformerConfig
 from memplan.graph.megatron.layers import TELinear, WithBias
 from memplan.graph.megatron.recomputation import CheckpointWithoutOutput, checkpoint
+from memplan.graph.modules.fused import megatron, transformer_engine
 from memplan.graph.modules.handles import Handle
-from memplan.graph.operations import megatron, transformer_engine
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.norms import NormSpec
 from memplan.training.splitting.exchange import Group
@@ -47,10 +47,9 @@ class MLASelfAttention(MegatronModule):
         up_checkpoint = CheckpointWithoutOutput(self.run, active=recomputes)
         # What they were made from has names here, too.
         query, key, value, *_ = self.get_query_key_value_tensors(hidden_states, up_checkpoint)
-        if self.checkpoint_core_attention:
-            core_attn_out = checkpoint(self.core_attention, query, key, value)
-        else:
-            core_attn_out = self.core_attention(query, key, value)
+        core_attn_out = checkpoint(
+            self.core_attention, query, key, value, active=self.checkpoint_core_attention
+        )
         up_checkpoint.discard_output_and_register_recompute()
         output, bias = self.linear_proj(core_attn_out)
         return output, bias
@@ -67,7 +66,7 @@ class MLASelfAttention(MegatronModule):
         kv_compressed, k_pos_emb = kv_combined.split(spec.key_value_rank, spec.rotary.dim)
         ranks = megatron.sequence_ranks(self.run)
         if ranks > 1:
-            k_pos_emb = gathered(k_pos_emb, ranks)
+            k_pos_emb = megatron.gathered(k_pos_emb, ranks, Group.SPLIT)
         made = up_checkpoint.checkpoint(
             self.qkv_up_proj_and_rope_apply, q_compressed, kv_compressed, k_pos_emb
         )
@@ -76,23 +75,14 @@ class MLASelfAttention(MegatronModule):
     def qkv_up_proj_and_rope_apply(
         self, q_compressed: Handle, kv_compressed: Handle, k_pos_emb: Handle
     ) -> tuple[Handle, Handle, Handle]:
-        run, spec, heads = self.run, self.spec, self.heads
+        spec, heads, width = self.spec, self.heads, self.q_head_dim
         project = self.linear_q_proj if spec.query_rank is None else self.linear_q_up_proj
         q, _ = project(q_compressed)
-        length, batch, _ = q.shape
         # A module's input is laid row after row first.
         kv, _ = self.linear_kv_up_proj(kv_compressed.contiguous())
-        shape = length, batch, heads, self.q_head_dim
-        query = Handle(run, transformer_engine.turned_in_place(run, q.record), shape)
-        tokens = length * batch * heads
+        length, batch, _ = q.shape
+        query = transformer_engine.turned_in_place(q.view(length, batch, heads, width))
         key, value = transformer_engine.keys_and_values(
-            run, kv.record, k_pos_emb.record, tokens * self.q_head_dim, tokens * spec.value_head_dim
+            kv, k_pos_emb, query.shape, (length, batch, heads, spec.value_head_dim)
         )
-        value_shape = length, batch, heads, spec.value_head_dim
-        return query, Handle(run, key, shape), Handle(run, value, value_shape)
-
-
-def gathered(x: Handle, ranks: int) -> Handle:
-    """What all ranks have of the sequences."""
-    made = megatron.gathered(x.run, x.record, ranks, Group.SPLIT)
-    return Handle(x.run, made, (x.shape[0] * ranks, *x.shape[1:]))
+        return query, key, value

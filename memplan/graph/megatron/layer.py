@@ -43,7 +43,7 @@ class TransformerLayer(MegatronModule):
         self.register()
         hidden_states = self._forward_attention(hidden_states, rotary_pos_emb)
         output = self._forward_mlp(hidden_states)
-        return output  # noqa: RET504  (what is between them has its name until the end)
+        return output
 
     def _forward_attention(self, hidden_states: Handle, rotary_pos_emb: Handle | None) -> Handle:
         residual = hidden_states
@@ -60,10 +60,9 @@ class TransformerLayer(MegatronModule):
         residual = hidden_states
         norm_checkpoint = self.norm_checkpoint(self.pre_mlp_layernorm)
         pre_mlp_layernorm_output = norm_checkpoint.checkpoint(self.pre_mlp_layernorm, hidden_states)
-        if self.recompute_mlp:
-            mlp_output_with_bias: WithBias = checkpoint(self.mlp, pre_mlp_layernorm_output)
-        else:
-            mlp_output_with_bias = self.mlp(pre_mlp_layernorm_output)
+        mlp_output_with_bias: WithBias = checkpoint(
+            self.mlp, pre_mlp_layernorm_output, active=self.recompute_mlp
+        )
         norm_checkpoint.discard_output_and_register_recompute()
         return bias_dropout_add(self.config, mlp_output_with_bias, residual, self.hidden_dropout)
 

@@ -1,14 +1,15 @@
-"""Linear layers and norms: Megatron-core's own, and TransformerEngine's in their place.
+"""Linear layers and norms: Megatron-core's own, and others' in their place.
 
 Megatron-core 0.16.1, core/tensor_parallel/layers.py, core/extensions/transformer_engine.py.
 """
 
-from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor
+from collections.abc import Callable
+from typing import ClassVar
+
 from memplan.graph.megatron.config import MegatronModule, Part, TransformerConfig
 from memplan.graph.megatron.recomputation import recompute_into_product
+from memplan.graph.modules.fused import megatron, transformer_engine
 from memplan.graph.modules.handles import Handle
-from memplan.graph.operations import megatron, transformer_engine
 from memplan.model.norms import NormKind, NormSpec
 
 LAYER_NORMS = frozenset({NormKind.LAYER, NormKind.LAYER_ONE_PLUS})
@@ -26,27 +27,26 @@ class Norm(MegatronModule):
             self.bias = Part(width)
 
     def forward(self, x: Handle) -> Handle:
-        """Over the last dimension."""
-        weights = [self.parameter(each) for each in self.weights.values()]
-        return Handle(self.run, megatron.norm(self.run, x.record, weights), x.shape)
+        return megatron.norm(x, [self.operand(each) for each in self.weights.values()])
 
 
 class IdentityOp(MegatronModule):
-    """core/transformer/identity_op.py: what stands where a module is part of another."""
-
-    def __init__(self, *_: object) -> None:
-        pass
+    """What stands where a module is part of another."""
 
     def forward(self, x: Handle) -> Handle:
-        """The same tensor."""
         return x
 
 
 class ParallelLinear(MegatronModule):
-    """A product with a part of a weight; its bias may be left to others to add."""
+    """A product with a rank's part of a weight; its bias may be left to others to add."""
 
+    multiply: ClassVar[Callable[..., Handle]]
+    """What it computes."""
     has_norm = False
     """It norms what it is given itself."""
+    is_split = True
+    """Each rank has a part of the weight."""
+    splits_bias = True
 
     def __init__(
         self,
@@ -58,134 +58,76 @@ class ParallelLinear(MegatronModule):
         skip_bias_add: bool = True,
         norm: NormSpec | None = None,
     ) -> None:
-        self.config, self.skip_bias_add = config, skip_bias_add
-        if self.has_norm:
-            assert norm is not None
+        self.skip_bias_add = skip_bias_add
+        if norm is not None and self.has_norm:
             self.layer_norm_weight = Part(width)
             if norm.kind in LAYER_NORMS:
                 self.layer_norm_bias = Part(width)
-        self.weight = Part(columns, width, ranks=self.ranks)
+        self.weight = Part(columns, width, ranks=config.degree if self.is_split else 1)
         if bias:
-            self.bias = Part(columns, ranks=self.bias_ranks)
-
-    @property
-    def ranks(self) -> int:
-        """How many have a part of its weight."""
-        return self.config.degree
-
-    @property
-    def bias_ranks(self) -> int:
-        """The same of its bias."""
-        return self.ranks
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-        """What it computes."""
-        raise NotImplementedError
-
-    def norms(self) -> list[Parameter]:
-        """Weights of its own norm."""
-        names = [name for name in self.weights if name.startswith("layer_norm_")]
-        return [self.parameter(self.weights[name]) for name in names]
+            self.bias = Part(columns, ranks=config.degree if self.splits_bias else 1)
 
     def forward(self, x: Handle) -> WithBias:
         """Of (tokens, sequences, width)."""
-        run, weight = self.run, self.parameter(self.weight)
+        weight = self.operand(self.weight)
         if self.weight.owner is not self:
-            run.tie(weight, self.within)
-        bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
-        made = self.product(x.record, weight, None if self.skip_bias_add else bias)
-        shape = made.numel // (x.shape[1] * weight.shape[0]), x.shape[1], weight.shape[0]
-        skipped = Handle(run, bias, bias.shape) if bias is not None and self.skip_bias_add else None
-        return Handle(run, made, shape), skipped
+            self.run.tie(self.parameter(self.weight), self.within)
+        bias = self.operand(self.weights["bias"]) if "bias" in self.weights else None
+        given = {} if bias is None or self.skip_bias_add else {"bias": bias}
+        made = type(self).multiply(x, weight, **given, **self.norms())
+        return made, bias if self.skip_bias_add else None
+
+    def norms(self) -> dict[str, list[Handle]]:
+        """Weights of its own norm."""
+        names = (name for name in self.weights if name.startswith("layer_norm_"))
+        return (
+            {"norms": [self.operand(self.weights[each]) for each in names]} if self.has_norm else {}
+        )
 
 
 class ColumnParallelLinear(ParallelLinear):
-    """With this rank's columns."""
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-        """Of all tokens."""
-        return megatron.column_product(self.run, x, weight, bias)
+    multiply = megatron.column_product
 
 
 class RowParallelLinear(ParallelLinear):
-    """With this rank's rows, the ranks' results added up: whole, or each its share."""
-
-    @property
-    def bias_ranks(self) -> int:
-        """It is added to the sum."""
-        return 1
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:  # noqa: ARG002
-        """Of all tokens, then the sum."""
-        run = self.run
-        made = megatron.product(run, x, weight, x.numel // weight.shape[1])
-        return reduced(run, made)
-
-
-def reduced(run: Tape, x: Tensor) -> Tensor:
-    """Partial results of all tokens: all-reduced where they lie, or scattered into shares."""
-    ranks = megatron.sequence_ranks(run)
-    if ranks > 1:
-        return megatron.scattered(run, x, ranks)
-    return x if megatron.tensor_ranks(run) == 1 else megatron.all_reduced(run, x)
+    multiply = megatron.row_product
+    splits_bias = False
 
 
 class TELayerNormColumnParallelLinear(ParallelLinear):
-    """A norm and a product with this rank's columns."""
-
+    multiply = transformer_engine.norm_product
     has_norm = True
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-        """One function."""
-        return transformer_engine.norm_product(self.run, x, self.norms(), weight, bias)
 
 
 class TEColumnParallelLinear(ParallelLinear):
-    """With this rank's columns, of what was normed elsewhere."""
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:  # noqa: ARG002
-        """Of all tokens."""
-        return transformer_engine.column_product(self.run, x, weight)
+    multiply = transformer_engine.column_product
 
 
 class TERowParallelLinear(RowParallelLinear):
-    """With this rank's rows, added up inside."""
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:  # noqa: ARG002
-        """One function."""
-        return transformer_engine.row_product(self.run, x, weight)
+    multiply = transformer_engine.row_product
 
 
 class TELinear(ParallelLinear):
     """Of a rank's share of the tokens, with a weight that is whole on every rank (``duplicated``)."""
 
-    @property
-    def ranks(self) -> int:
-        """It is no part."""
-        return 1
+    multiply = transformer_engine.own_product
+    is_split = False
 
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:  # noqa: ARG002
-        """Without an exchange."""
-        return transformer_engine.own_product(self.run, x, weight)
+
+def normed_again(
+    x: Handle, weight: Handle, norms: list[Handle], bias: Handle | None = None
+) -> Handle:
+    """A norm, and a product that computes it again itself."""
+    run, start = x.run, len(x.run.segment.operations)
+    made = megatron.column_product(megatron.norm(x, norms), weight, bias)
+    recompute_into_product(run, start)
+    return made
 
 
 class KwaiColumnParallelLinear(ParallelLinear):
-    """A norm, and a product with this rank's columns that computes it again itself."""
-
+    multiply = normed_again
     has_norm = True
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
-        """Two functions."""
-        run, start = self.run, len(self.run.segment.operations)
-        normed = megatron.norm(run, x, self.norms())
-        made = megatron.column_product(run, normed, weight, bias)
-        recompute_into_product(run, start)
-        return made
 
 
 class KwaiRowParallelLinear(RowParallelLinear):
-    """With this rank's rows, added up at once."""
-
-    def product(self, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:  # noqa: ARG002
-        """One function."""
-        return megatron.row_product(self.run, x, weight)
+    multiply = megatron.row_product_added_up

@@ -12,18 +12,11 @@ from memplan.graph.megatron.config import Backend, MegatronModule, Part, Transfo
 from memplan.graph.megatron.layers import WithBias
 from memplan.graph.megatron.mlp import MLP
 from memplan.graph.megatron.recomputation import CheckpointWithoutOutput, checkpoint
-from memplan.graph.modules.functional import (
-    divide,
-    made_from,
-    scatter_into,
-    topk,
-    total,
-    zeros,
-)
+from memplan.graph.modules.functional import divide, made_from, scatter_into, topk, total, zeros
+from memplan.graph.modules.fused import megatron, transformer_engine
 from memplan.graph.modules.handles import Handle
-from memplan.graph.operations import megatron, transformer_engine
 from memplan.model.mixtures import MixtureSpec
-from memplan.training.splitting.exchange import ExchangeKind, Group
+from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
 from memplan.training.splitting.megatron import RecomputeModule
 from memplan.units import ceil_div
 
@@ -44,11 +37,8 @@ class MoELayer(MegatronModule):
             self.shared_experts = SharedExpertMLP(config, spec.shared, backend)
 
     def forward(self, hidden_states: Handle) -> WithBias:
-        if self.config.settings.recomputes(RecomputeModule.MOE):
-            output: Handle = checkpoint(self.custom_forward, hidden_states)
-        else:
-            output = self.custom_forward(hidden_states)
-        return output, None
+        recomputes = self.config.settings.recomputes(RecomputeModule.MOE)
+        return checkpoint(self.custom_forward, hidden_states, active=recomputes), None
 
     def custom_forward(self, hidden_states: Handle) -> Handle:
         """Route, dispatch, compute, combine."""
@@ -59,8 +49,8 @@ class MoELayer(MegatronModule):
         hidden_states, probs = dispatcher.dispatch_preprocess(hidden_states, *routed)
         dispatched_input, probs = dispatcher.token_dispatch(hidden_states, probs)
         output = self.routed_experts_compute(dispatched_input, probs)
-        output = dispatcher.token_combine(output)
-        output = dispatcher.combine_postprocess(output, shape)
+        output = dispatcher.all_to_all(output)
+        output = megatron.exchanged(OperationKind.INDEX_ADD_IN_PLACE, output, shape)
         if shared_expert_output is not None:
             output = output + shared_expert_output
         return output
@@ -68,10 +58,8 @@ class MoELayer(MegatronModule):
     def shared_experts_compute(self, hidden_states: Handle) -> Handle | None:
         if not self.has_shared:
             return None
-        if self.config.settings.recomputes(RecomputeModule.SHARED_EXPERTS):
-            output, _ = checkpoint(self.shared_experts, hidden_states)
-        else:
-            output, _ = self.shared_experts(hidden_states)
+        recomputes = self.config.settings.recomputes(RecomputeModule.SHARED_EXPERTS)
+        output, _ = checkpoint(self.shared_experts, hidden_states, active=recomputes)
         return output
 
     def routed_experts_compute(self, hidden_states: Handle, probs: Handle) -> Handle:
@@ -100,8 +88,7 @@ class TopKRouter(MegatronModule):
         return probs, routing_map
 
     def gating(self, x: Handle) -> Handle:
-        made = megatron.router_logits(self.run, x.record, self.parameter(self.weight))
-        return Handle(self.run, made, (x.shape[0] * x.shape[1], self.weight.shape[0]))
+        return megatron.router_logits(x, self.operand(self.weight))
 
     def routing(self, logits: Handle) -> Routed:
         """``topk_routing_with_score_function``."""
@@ -127,12 +114,8 @@ class TokenDispatcher(MegatronModule):
         self, hidden_states: Handle, probs: Handle, routing_map: Handle
     ) -> Dispatched:
         """Rows sorted by expert with their weights, as many of each."""
-        run, width = self.run, hidden_states.shape[-1]
         capacity = ceil_div(probs.shape[0] * self.topk, self.num_experts)
-        rows = capacity * self.num_experts
-        records = (each.record for each in (hidden_states, probs, routing_map))
-        made, chances = megatron.permuted(run, *records, rows, width)
-        return Handle(run, made, (rows, width)), Handle(run, chances, (rows,))
+        return megatron.permuted(hidden_states, probs, routing_map, capacity * self.num_experts)
 
     def token_dispatch(self, hidden_states: Handle, probs: Handle) -> Dispatched:
         global_input_tokens = self.all_to_all(hidden_states)
@@ -142,44 +125,28 @@ class TokenDispatcher(MegatronModule):
     def all_to_all(self, x: Handle) -> Handle:
         if self.ep_size == 1:
             return x
-        return Handle(self.run, megatron.sent_to_experts(self.run, x.record), x.shape)
+        sends = both_ways(ExchangeKind.ALL_TO_ALL, x.numel * x.dtype.num_bytes, Group.SPREAD)
+        return megatron.exchanged(OperationKind.ALL_TO_ALL, x, x.shape, sends)
 
     def dispatch_postprocess(self, global_input_tokens: Handle, global_probs: Handle) -> Dispatched:
         """The rows of all ranks that each expert is split over, sorted by this rank's experts."""
         if self.tp_size > 1:
-            global_input_tokens = self.gathered(global_input_tokens)
-            global_probs = self.gathered(global_probs)
+            given = self.tp_size, Group.EXPERT
+            global_input_tokens = megatron.gathered(global_input_tokens, *given)
+            global_probs = megatron.gathered(global_probs, *given)
         senders, local = self.tp_size * self.ep_size, self.num_local_experts
         global_input_tokens = chunks_sorted(global_input_tokens, senders, local)
         global_probs = chunks_sorted(global_probs, senders, local)
         return global_input_tokens, global_probs
-
-    def gathered(self, x: Handle) -> Handle:
-        made = megatron.gathered(self.run, x.record, self.tp_size, Group.EXPERT)
-        return Handle(self.run, made, (x.shape[0] * self.tp_size, *x.shape[1:]))
 
     def combine_preprocess(self, hidden_states: Handle) -> Handle:
         """Back by sender; partial results added up into shares, in the format of the chances."""
         senders, local = self.tp_size * self.ep_size, self.num_local_experts
         hidden_states = chunks_sorted(hidden_states, local, senders)
         if self.tp_size > 1:
-            hidden_states = self.scattered(hidden_states.float()).to(hidden_states.dtype)
+            wide = megatron.scattered(hidden_states.float(), self.tp_size, Group.EXPERT)
+            hidden_states = wide.to(hidden_states.dtype)
         return hidden_states
-
-    def scattered(self, x: Handle) -> Handle:
-        run, ranks = self.run, self.tp_size
-        size = x.numel * DType.FP32.num_bytes
-        there, back = ExchangeKind.REDUCE_SCATTER, ExchangeKind.ALL_GATHER
-        sends = megatron.there_and_back(there, back, size, Group.EXPERT)
-        made = megatron.scattered(run, x.record, ranks, sends=sends)
-        return Handle(run, made, (x.shape[0] // ranks, *x.shape[1:]))
-
-    def token_combine(self, hidden_states: Handle) -> Handle:
-        return self.all_to_all(hidden_states)
-
-    def combine_postprocess(self, tokens: Handle, shape: tuple[int, ...]) -> Handle:
-        numel = shape[0] * shape[1] * shape[2]
-        return Handle(self.run, megatron.unpermuted(self.run, tokens.record, numel), shape)
 
 
 def chunks_sorted(x: Handle, outer: int, inner: int) -> Handle:
@@ -203,8 +170,9 @@ class TEGroupedLinear(MegatronModule):
         )  # fmt: skip
 
     def forward(self, x: Handle) -> Handle:
-        made = transformer_engine.own_product(self.run, x.record, self.parameter(self.weight))
-        return Handle(self.run, made, (x.shape[0], self.columns))
+        weight, (rows, width) = self.parameter(self.weight), self.weight.shape
+        stacked = Handle(self.run, weight, (rows // self.columns, self.columns, width))
+        return transformer_engine.own_product(x, stacked)
 
 
 class TEGroupedMLP(MegatronModule):
@@ -221,12 +189,8 @@ class TEGroupedMLP(MegatronModule):
         activation_checkpoint = CheckpointWithoutOutput(self.run, active=self.recomputes_activation)
         fc1_output = self.linear_fc1(hidden_states)
         bias_act_output = activation_checkpoint.checkpoint(
-            self.bias_act_func, fc1_output, permuted_probs
+            megatron.weighted_swiglu, fc1_output, permuted_probs
         )
         output: Handle = self.linear_fc2(bias_act_output)
         activation_checkpoint.discard_output_and_register_recompute()
         return output
-
-    def bias_act_func(self, x: Handle, permuted_probs: Handle) -> Handle:
-        made = megatron.weighted_swiglu(self.run, x.record, permuted_probs.record)
-        return Handle(self.run, made, (x.shape[0], x.shape[1] // 2))

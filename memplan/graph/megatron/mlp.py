@@ -8,8 +8,8 @@ from memplan.graph.megatron.config import Backend, MegatronModule, TransformerCo
 from memplan.graph.megatron.layers import WithBias
 from memplan.graph.megatron.recomputation import recompute_into_product
 from memplan.graph.modules.basic import dropout
+from memplan.graph.modules.fused import megatron
 from memplan.graph.modules.handles import Handle
-from memplan.graph.operations import megatron
 from memplan.graph.operations.elementwise import dropout_probability
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.norms import NormSpec
@@ -57,12 +57,10 @@ class MLP(MegatronModule):
         return self.is_gelu and bias is not None and self.config.settings.bias_gelu_fusion
 
     def bias_activation(self, x: Handle, bias: Handle | None) -> Handle:
-        addend = None if bias is None else bias.record
         if self.gated_linear_unit:
-            made = megatron.bias_swiglu(self.run, x.record, addend)
-        else:
-            made = megatron.bias_gelu(self.run, x.record, addend)
-        return Handle(self.run, made, (*x.shape[:-1], self.linear_fc2.weight.shape[1]))
+            return megatron.bias_swiglu(x, bias)
+        assert bias is not None
+        return megatron.bias_gelu(x, bias)
 
     def glu(self, x: Handle) -> Handle:
         """``silu(gate) * (up + glu_linear_offset)``."""
@@ -106,11 +104,9 @@ def bias_dropout_add(
     run = x.run
     if config.settings.bias_dropout_fusion and not run.decomposed:
         drops = dropout_probability(run, probability) > 0.0
-        addend = None if bias is None else bias.record
-        made = megatron.bias_dropout_add(run, x.record, addend, residual.record, drops=drops)
-        return Handle(run, made, residual.shape)
+        return megatron.bias_dropout_add(x, bias, residual, drops=drops)
     if bias is not None:
         x = x + bias
     out = dropout(x, probability)
     out = residual + out
-    return out  # noqa: RET504  (what was dropped goes behind the sum)
+    return out

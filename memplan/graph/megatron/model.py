@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
 from memplan.graph.megatron.backends import backend_of
@@ -18,13 +19,13 @@ from memplan.graph.megatron.layers import ColumnParallelLinear, Norm
 from memplan.graph.megatron.local_sizes import check_model, padded_vocabulary
 from memplan.graph.modules.basic import dropout
 from memplan.graph.modules.functional import masked_fill_in_place
+from memplan.graph.modules.fused import megatron
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList, LayerRun
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.stages import receive
-from memplan.graph.operations import megatron
 from memplan.model.attention import AttentionSpec
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerSpec, StackSpec
@@ -114,11 +115,9 @@ class GPTModel(MegatronModule):
 
     def compute_language_model_loss(self, logits: Handle) -> Handle:
         """Megatron's own cross-entropy widens the logits to fp32, TransformerEngine's does not."""
-        run, (length, batch, _) = self.run, logits.shape
         if not megatron.is_by_engine(self.config.settings):
             logits = logits.float()
-        losses = megatron.cross_entropy(run, logits.record, length * batch)
-        return Handle(run, losses, (length, batch)).transpose(0, 1).contiguous()
+        return megatron.cross_entropy(logits).transpose(0, 1).contiguous()
 
 
 def _rotary_dim(stack: StackSpec) -> int:
@@ -150,12 +149,13 @@ class Embedding(MegatronModule):
     def __init__(self, num_rows: int, width: int, ranks: int = 1) -> None:
         self.weight = Part(num_rows, width, ranks=ranks)
 
-    def forward(self, ids: Handle | None = None) -> Handle:
+    def forward(self) -> Handle:
         """Of a batch's tokens; of ids that the batch itself has nothing is told."""
-        run, batch, length = self.run, self.run.options.batch_size, self.run.options.seq_len
-        reads = None if ids is None else ids.record
-        made = megatron.looked_up(run, self.parameter(self.weight), batch * length, reads)
-        return Handle(run, made, (batch, length, self.weight.shape[1]))
+        return self.looked_up(None)
+
+    def looked_up(self, ids: Handle | None) -> Handle:
+        shape = self.run.options.batch_size, self.run.options.seq_len
+        return megatron.looked_up(self.operand(self.weight), shape, ids)
 
 
 class VocabParallelEmbedding(Embedding):
@@ -167,20 +167,17 @@ class VocabParallelEmbedding(Embedding):
 
     def forward(self) -> Handle:
         """Whole, or (tokens, sequences, width) of which each rank has a share."""
-        run, tp_size = self.run, self.weight.ranks
+        options, tp_size = self.run.options, self.weight.ranks
         if tp_size == 1:
-            return super().forward()
-        batch, length = run.options.batch_size, run.options.seq_len
-        foreign, own = megatron.own_ids(run, batch * length)
-        input_mask, masked_input = (Handle(run, each, (batch, length)) for each in (foreign, own))
-        output_parallel = super().forward(masked_input)
+            return self.looked_up(None)
+        shape = options.batch_size, options.seq_len
+        input_mask, masked_input = megatron.own_ids(self.run, shape)
+        output_parallel = self.looked_up(masked_input)
         output_parallel = masked_fill_in_place(output_parallel, input_mask)
         if not self.reduce_scatter_embeddings:
-            made = megatron.all_reduced(run, output_parallel.record)
-            return Handle(run, made, output_parallel.shape)
+            return megatron.all_reduced(output_parallel)
         output_parallel = output_parallel.transpose(0, 1).contiguous()
-        made = megatron.scattered(run, output_parallel.record, tp_size)
-        return Handle(run, made, (length // tp_size, *output_parallel.shape[1:]))
+        return megatron.scattered(output_parallel, tp_size)
 
 
 class LanguageModelEmbedding(MegatronModule):
@@ -212,14 +209,11 @@ class LanguageModelEmbedding(MegatronModule):
         if not self.word_embeddings.reduce_scatter_embeddings:
             embeddings = embeddings.transpose(0, 1).contiguous()
             if self.config.sequence:
-                embeddings = self.scattered(embeddings)
+                # A slice, cloned lest it hold the whole; its gradient is gathered.
+                share = embeddings.shape[0] // self.config.degree, *embeddings.shape[1:]
+                embeddings = megatron.exchanged(OperationKind.CLONE, embeddings, share)
         embeddings = dropout(embeddings, self.dropout)
         return embeddings
-
-    def scattered(self, x: Handle) -> Handle:
-        degree = self.config.degree
-        made = megatron.cut(self.run, x.record, degree)
-        return Handle(self.run, made, (x.shape[0] // degree, *x.shape[1:]))
 
 
 class TransformerBlock(MegatronModule):
@@ -263,6 +257,7 @@ class Layers(LayerList):
     def runs(self) -> Iterator[LayerRun]:
         """Those that are recomputed, and the others."""
         for each in super().runs():
+            assert isinstance(each.kind, Stretch)
             yield replace(each, checkpointed=each.kind.recomputed)
 
 

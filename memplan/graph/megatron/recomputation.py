@@ -16,11 +16,13 @@ from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
 
 
-def checkpoint(function: Callable[..., Any], *given: Handle) -> Any:
+def checkpoint(function: Callable[..., Any], *given: Handle, active: bool = True) -> Any:
     """Run a part whose backward pass runs it again: what it keeps goes, what it was given stays."""
-    run, start = given[0].run, len(given[0].run.segment.operations)
+    segment = given[0].run.segment
+    start = len(segment.operations)
     made = function(*given)
-    segment = run.segment
+    if not active:
+        return made
     result = _records(made)[0]
     operations = segment.operations[start:]
     for each in operations:
@@ -41,18 +43,14 @@ class CheckpointWithoutOutput:
 
     def checkpoint(self, function: Callable[..., Any], *given: Handle) -> Any:
         """Run it."""
-        self._start = len(self._segment.operations)
+        segment, self._start = self._segment, len(self._segment.operations)
         made = function(*given)
-        self._stop = len(self._segment.operations)
-        self._made = _records(made)
+        self._stop, self._made = len(segment.operations), _records(made)
         # What its operations keep themselves of it counts there.
-        kept = _kept(self._segment.operations[self._start :])
-        own = (each.record.storage for each in given)
-        self._given = tuple(
-            dict.fromkeys(
-                each for each in own if each not in kept and each.segment == self._segment.index
-            )
+        others = dict.fromkeys(each.record.storage for each in given).keys() - _kept(
+            segment.operations[self._start :]
         )
+        self._given = tuple(each for each in others if each.segment == segment.index)
         return made
 
     def discard_output_and_register_recompute(self) -> None:
@@ -61,11 +59,8 @@ class CheckpointWithoutOutput:
             return
         self._run.empty(*self._made)
         operations = self._segment.operations
-        made = {
-            tensor.storage
-            for operation in operations[self._start : self._stop]
-            for tensor in operation.outputs
-        }
+        part = operations[self._start : self._stop]
+        made = {tensor.storage for operation in part for tensor in operation.outputs}
         self._segment.regions.append(
             Region(
                 self._start, len(operations), frozenset(made & _kept(operations[self._start :])),
