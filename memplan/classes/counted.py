@@ -9,9 +9,17 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.module import Module
+from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.run import Run
 from memplan.model.parameters import ModelPart
+
+
+class Parts(Module):
+    """Modules and weights by their names, of a class that is counted."""
+
+    def __init__(self, **parts: Module | Weight) -> None:
+        for name, made in parts.items():
+            setattr(self, name, made)
 
 
 def declare_all(task: Task) -> Tensor:

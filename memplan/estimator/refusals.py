@@ -14,6 +14,7 @@ from memplan.training.choices_of_kernels.kernels import (
     AttentionKernel,
     Packing,
 )
+from memplan.training.optimizers.table import row_of
 from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 
@@ -57,6 +58,7 @@ def check_model(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> 
     _refuse_half(setup, model)
     _refuse_autocast(setup, model)
     _refuse_fp8(setup, gpu)
+    _refuse_optimizer(setup, gpu)
     _refuse_packing(setup, model)
 
 
@@ -70,6 +72,20 @@ def _refuse_fp8(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
         msg = (
             f"fp8: {setup.fp8.value} needs compute capability {major}.{minor}, and {gpu.gpu_id} has "
             f"{'.'.join(map(str, gpu.compute_capability))}; choose another card or recipe, or none"
+        )
+        raise SetupError(msg)
+
+
+def _refuse_optimizer(setup: TrainingSetup, gpu: GpuSpec | None) -> None:
+    """Refuse one whose step comes apart on this card."""
+    if gpu is None or gpu.compute_capability is None:
+        return
+    needed = row_of(setup.optimizer).least_capability
+    if gpu.compute_capability < needed:
+        msg = (
+            f"optimizer: the compiled step of {setup.optimizer.value} needs compute capability "
+            f"{'.'.join(map(str, needed))}, and {gpu.gpu_id} has {'.'.join(map(str, gpu.compute_capability))}; "
+            "choose another card, or torchao-adamw-8bit"
         )
         raise SetupError(msg)
 

@@ -168,8 +168,8 @@ class ModelSpec(Displayed, HashedOnce):
         A type that is written as its class names its modules itself: of that, nothing is here.
 
         >>> import memplan
-        >>> memplan.load_model({"model_type": "patchtsmixer"}).module_names["layers"]["patch_mixer.norm"]
-        'patch_mixer.norm.norm'
+        >>> memplan.load_model({"model_type": "llava"}).module_names["vision_tower.embed"]["patch_embedding"]
+        'patch_conv'
         """
         names: Mapping[str, Any] = provided("module_names", self)
         return names

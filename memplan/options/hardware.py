@@ -88,11 +88,15 @@ def _unfit(gpu: "GpuSpec", attention: str, setup: "TrainingSetup | None") -> str
         return "it has no flash attention, which shared sequences go through"
     if setup.expert_parallel > 1 and not gpu.has_bf16:
         return "it has no bf16, in which experts spread over ranks are multiplied"
+    from memplan.training.optimizers.table import row_of
+
     if setup.fp8.value != "none":
         from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES
 
         if capability < FP8_RECIPES[setup.fp8].least_capability:
             return f"it cannot multiply in {setup.fp8.value}"
+    if capability < row_of(setup.optimizer).least_capability:
+        return f"the compiled step of {setup.optimizer.value} comes apart on it"
     if not gpu.has_bf16:
         from memplan.errors import SetupError
 

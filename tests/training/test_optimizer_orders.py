@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from memplan.errors import SetupError
+from memplan.estimator import estimate
 from memplan.estimator.job import prepared
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import ComponentKind
@@ -30,7 +32,7 @@ DATA: dict[str, Any] = json.loads(
 def played(record: dict[str, Any]) -> list[list[int]]:
     """What is asked for when the optimizer is made and in its first two steps."""
     model = load_model(DATA["config"], "causal-lm")
-    gpu = load_gpu(DATA["gpu"])
+    gpu = load_gpu(record.get("gpu", DATA["gpu"]))
     setup = TrainingSetup(
         seq_len=64, micro_batch_size=1, precision=record["precision"],
         optimizer=record["name"].partition("+")[0], optimizer_options=record["options"],
@@ -97,3 +99,36 @@ def num_parted(ours: list[int], recorded: list[int]) -> int:
 def test_order(record: dict[str, Any]) -> None:
     parted = [num_parted(*each) for each in zip(played(record), record["steps"], strict=True)]
     assert parted == record.get("parted", [0, 0, 0]), record.get("why")
+
+
+def test_a_state_that_is_made_anew_is_there_once() -> None:
+    """Shampoo binds ``momentum_buffer`` to what each step has come to."""
+    model = load_model(DATA["config"], "causal-lm")
+    setup = TrainingSetup(seq_len=64, precision="bf16", optimizer="shampoo")
+    given = prepared(model, setup.resolve(model.context_length, has_bf16=True), None).rank_input
+    ledger = Ledger()
+    program = program_of(given, ledger, workspace_bytes=0)
+    program.run(num_steps=4)
+    begin, end = ledger.steps[-2:]
+    step = ledger.events[begin:end]
+    assert sum(each > 0 for each in step) == sum(each < 0 for each in step)
+    assert ledger.cycle is not None
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "gpu", "told"),
+    [
+        ("bnb-rmsprop", "a100-80gb", "bitsandbytes has no RMSprop of bf16 gradients; choose"),
+        ("bnb-rmsprop-8bit", "a100-80gb", "gradients for tensors below min_8bit_size"),
+        (
+            "torchao-adamw-fp8",
+            "a100-80gb",
+            "needs compute capability 8.9, and a100-sxm4-80gb has 8.0",
+        ),
+    ],
+)
+def test_what_a_package_cannot_step_is_refused(optimizer: str, gpu: str, told: str) -> None:
+    """The CUDA build raised for the first two; the last left whole tensors in fp32 behind, kernel by kernel."""
+    setup = TrainingSetup(seq_len=64, precision="bf16", optimizer=optimizer)
+    with pytest.raises(SetupError, match=told):
+        estimate(load_model(DATA["config"], "causal-lm"), setup, load_gpu(gpu))

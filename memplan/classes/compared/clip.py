@@ -19,7 +19,14 @@ from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.attention import Attended, attention_function, in_heads
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
-from memplan.graph.modules.functional import expanded, made_from, product, repeated, softmax
+from memplan.graph.modules.functional import (
+    expanded,
+    made_from,
+    product,
+    read_in_rows,
+    repeated,
+    softmax,
+)
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
@@ -194,7 +201,7 @@ class VisionEmbeddings(Module):
         """With their positions."""
         self.run.hold_buffer(allocated_bytes(self.count, DType.INT64))
         embeddings = embeddings + self.position_embedding((1, self.count))
-        return embeddings
+        return read_in_rows(embeddings)
 
 
 class CLIPVisionModel(Tower):

@@ -34,7 +34,7 @@ from memplan.families.towers.sizes import ratio
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
-from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.functional import made_from, read_in_rows
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
@@ -146,7 +146,7 @@ class Idefics3VisionEmbeddings(VisionEmbeddings):
         pos_ids = made_by(self.run, OperationKind.ADD, shape, DType.INT64)
         position_ids = pos_ids.apart(OperationKind.WHERE, position_ids)
         embeddings = embeddings + self.position_embedding(shape, position_ids)
-        return embeddings
+        return read_in_rows(embeddings)
 
 
 class Idefics3VisionTransformer(SiglipVisionModel):

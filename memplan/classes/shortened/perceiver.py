@@ -5,10 +5,10 @@
 
 from typing import Any, ClassVar
 
+from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureModel, PictureStates, PictureTask
 from memplan.classes.pictures.parts import InOrder
 from memplan.classes.sounds.base import begin
-from memplan.classes.sounds.parts import Parts
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.families.towers.layers import tower_activation

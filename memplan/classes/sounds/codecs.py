@@ -6,9 +6,9 @@
 import math
 from typing import ClassVar
 
+from memplan.classes.counted import Parts
 from memplan.classes.llama import LayerKind, LlamaAttention
 from memplan.classes.sounds.base import SoundModel, SoundStates, SoundTask
-from memplan.classes.sounds.parts import Parts
 from memplan.families.classes import BARE
 from memplan.families.towers.sizes import few
 from memplan.graph.modules.basic import LayerNorm, Linear

@@ -5,18 +5,17 @@
 
 from memplan.classes.glm import apply_rotary_glm
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS
-from memplan.classes.sounds.parts import read_in_rows
 from memplan.classes.sounds.recognition import ENDINGS, Recognizer, SoundDecoder, SoundStack
 from memplan.families.llama import rotated_dim
 from memplan.families.towers.layers import tower_activation
 from memplan.graph.modules.attention import Attended, attention_function, in_heads
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import activated, padded
+from memplan.graph.modules.functional import activated, padded, read_in_rows
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import causal_mask, position_ids, uncached_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables
 from memplan.model.config import ConfigReader
@@ -184,10 +183,10 @@ class MoonshineEncoder(SoundStack):
         hidden_states = activated(self.conv2(hidden_states), Activation.GELU)
         hidden_states = activated(self.conv3(hidden_states), Activation.GELU)
         hidden_states = read_in_rows(hidden_states.permute(0, 2, 1))
-        positions = position_ids(self.run, 1, hidden_states.shape[1])
+        positions = uncached_positions(self.run, 1, hidden_states.shape[1])
         position_embeddings = self.rotary_emb(hidden_states, positions)
         for encoder_layer in self.layers:
-            hidden_states = encoder_layer(hidden_states, position_embeddings)
+            hidden_states = encoder_layer(hidden_states, position_embeddings, unread=positions)
         hidden_states = self.layer_norm(hidden_states)
         return hidden_states
 
@@ -211,7 +210,7 @@ class MoonshineDecoder(SoundDecoder):
         position_embeddings = self.rotary_emb(hidden_states, positions)
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(
-                hidden_states, position_embeddings, mask, encoder_hidden_states
+                hidden_states, position_embeddings, mask, encoder_hidden_states, unread=positions
             )
         hidden_states = self.children["norm"](hidden_states)
         return hidden_states

@@ -12,7 +12,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import made_from
+from memplan.graph.modules.functional import made_from, read_in_rows
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList, LayerRun
@@ -24,11 +24,6 @@ from memplan.model.parameters import LayerBlock, ModelPart
 
 MASK_PROBABILITY = 0.05
 """Of a stretch of time, in every class of the family; a model that masks owns a mask embedding."""
-
-
-def read_in_rows(x: Handle) -> Handle:
-    """What the next segment reads, whose gradient comes in rows from there, however this lies."""
-    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
 
 
 def gated_halves(x: Handle, dim: int = 1) -> Handle:
@@ -98,14 +93,6 @@ class FeedForward(Module):
         hidden_states = self.output_dense(hidden_states)
         hidden_states = self.output_dropout(hidden_states)
         return hidden_states
-
-
-class Parts(Module):
-    """Modules and weights by their names, of a class that is counted."""
-
-    def __init__(self, **parts: Module | Weight) -> None:
-        for name, made in parts.items():
-            setattr(self, name, made)
 
 
 class SignalConvolution(Module):

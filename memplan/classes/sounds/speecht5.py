@@ -7,17 +7,16 @@ Scores get queries times a vector of each pair's distance, looked up once for al
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from memplan.classes.counted import Parts
 from memplan.classes.heads import MakeBase
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundTask, begin
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
     FeedForward,
-    Parts,
     Sines,
     masks,
     masks_time,
     overwrite_masked,
-    read_in_rows,
 )
 from memplan.classes.sounds.recognition import (
     Generation,
@@ -36,7 +35,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.contractions import multiplied
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import batched_product, in_rows_again, softmax
+from memplan.graph.modules.functional import batched_product, in_rows_again, read_in_rows, softmax
 from memplan.graph.modules.grids import BatchNorm
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList

@@ -5,8 +5,8 @@
 
 from typing import Any
 
+from memplan.classes.counted import Parts
 from memplan.classes.sounds.base import SoundModel, SoundTask
-from memplan.classes.sounds.parts import Parts
 from memplan.dtypes import DType
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.core.operation_kinds import OperationKind

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
+from memplan.classes.counted import Parts
 from memplan.classes.llama import LayerKind, LlamaDecoderLayer
 from memplan.classes.sounds.base import SoundModel, SoundTask
 from memplan.classes.sounds.codecs import SAMPLING_RATE, CodecStates, MimiModel
-from memplan.classes.sounds.parts import Parts
 from memplan.families.classes import BARE
 from memplan.families.nesting import PartSpec, read_part
 from memplan.graph.modules.basic import Conv1D, Embedding, LayerNorm, Linear, RMSNorm

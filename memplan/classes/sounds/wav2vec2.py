@@ -18,7 +18,6 @@ from memplan.classes.sounds.parts import (
     masks,
     masks_time,
     overwrite_masked,
-    read_in_rows,
 )
 from memplan.classes.sounds.tasks import BASIC_ENDINGS, ENDINGS, PRETRAINED
 from memplan.classes.translating.layers import BartAttention
@@ -31,6 +30,7 @@ from memplan.graph.modules.basic import (
     layer_norm,
 )
 from memplan.graph.modules.convolutions import Conv1d
+from memplan.graph.modules.functional import read_in_rows
 from memplan.graph.modules.grids import BatchNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList

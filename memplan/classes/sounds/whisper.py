@@ -6,7 +6,7 @@ Layers that ``layerdrop`` may skip are counted as run. (transformers 5.23: model
 from collections.abc import Callable
 
 from memplan.classes.sounds.base import SECONDS
-from memplan.classes.sounds.parts import Sines, gated_halves, read_in_rows
+from memplan.classes.sounds.parts import Sines, gated_halves
 from memplan.classes.sounds.recognition import ENDINGS, Recognizer, SoundDecoder, SoundStack
 from memplan.classes.translating.layers import (
     BartAttention,
@@ -20,7 +20,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.attention import Attended, attention_function, unwidened_attention
 from memplan.graph.modules.basic import Embedding, LayerNorm, dropout
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import activated
+from memplan.graph.modules.functional import activated, read_in_rows
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask

@@ -38,6 +38,11 @@ def in_rows_again(x: Handle) -> Handle:
     return x.leads_to(made, unchanged, Settled(run.segment.operations[-1], Gradient.SEEN))
 
 
+def read_in_rows(x: Handle) -> Handle:
+    """What the next segment reads, whose gradient comes in rows from there, however this lies."""
+    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
+
+
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:
     """``F.softmax`` over the last dimension; ``in_own_dtype``: the call names the dtype that ``x`` has."""
     turned = not is_contiguous(x.shape, x.strides)
@@ -514,12 +519,21 @@ def copy_at(x: Handle, part: Handle) -> Handle:
 
 
 def masked_scatter(x: Handle, mask: Handle, source: Handle) -> Handle:
-    """``x.masked_scatter(mask, source)``: keeps the mask; places are counted beside the result."""
+    """``x.masked_scatter(mask, source)``: keeps the mask.
+
+    Behind the copy of ``x`` places are counted, and the mask is spread and copied; so it is for the source's gradient,
+    of whose elements the place in each dimension is found (torch 2.13, aten/src/ATen/native/cuda/IndexKernel.cpp,
+    ``masked_scatter__cuda``, ``masked_select_cuda``; Nonzero.cu).
+    """
     run, made = x.run, empty(x.run, x.shape, x.dtype)
-    places = () if run.decomposed else (allocated_bytes(x.numel, DType.INT64), RESULT)
+    spread_mask, places = (allocated_bytes(x.numel, each) for each in (DType.BOOL, DType.INT64))
+    found = allocated_bytes(source.numel * len(x.shape), DType.INT64)
+    of_x = (RESULT,) * x.requires_grad
     run.record(
         OperationKind.SCATTER, (x.record, source.record), (made.record,), saves=(mask.record,),
-        gradients=(Gradient.FRESH, Gradient.FRESH), forward_scratch_bytes=places,
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        forward_scratch_bytes=() if run.decomposed else (RESULT, places, spread_mask),
+        backward_scratch_bytes=() if run.decomposed else (*of_x, spread_mask, found, ~len(of_x), RESULT),
     )  # fmt: skip
     return made
 

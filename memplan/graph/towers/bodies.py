@@ -15,7 +15,6 @@ from memplan.graph.towers.gridded.segmenting import write_segmenting
 from memplan.graph.towers.images import image_patches, reordered
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
-from memplan.graph.towers.series import series, write_series
 from memplan.graph.towers.sounds import signal, write_sound
 from memplan.graph.towers.state import Flow
 from memplan.graph.towers.tiles import tiles, write_tiles
@@ -37,7 +36,6 @@ from memplan.model.towers.parts import (
     SpareBody,
 )
 from memplan.model.towers.patches import PatchesBody, ReorderedBody
-from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
@@ -69,8 +67,6 @@ def _write_one(
             return with_instruction(t, body, flow)
         case SignalBody():
             return signal(t, x, body, flow)
-        case SeriesBody():
-            return series(t, body, flow)
         case _:
             assert x is not None, body
             return _read_on(t, x, body, flow, given)
@@ -92,8 +88,6 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_branches(t, x, body, write)
     if isinstance(body, SoundBody):
         return write_sound(t, x, body, flow)
-    if isinstance(body, SeriesPart):
-        return write_series(t, x, body, flow)
     if isinstance(body, SegmentingBody):
         return write_segmenting(t, x, body, flow)
     if isinstance(body, PoolingBody):

@@ -25,7 +25,6 @@ from memplan.model.towers.gridded.nets import PixelsBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.parts import SpareBody
 from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.series import SeriesBody
 from memplan.model.towers.sounds import SignalBody
 from memplan.model.towers.texts import (
     OutputBody,
@@ -102,7 +101,7 @@ def starts(block: ParameterBlock) -> bool:
         return body.channels > 0
     return isinstance(
         body,
-        PatchesBody | PixelsBody | SeriesBody | TilesBody | InstructionBody,
+        PatchesBody | PixelsBody | TilesBody | InstructionBody,
     )
 
 

@@ -1,5 +1,6 @@
 """An optimizer's step, written into a ledger: its rows' scripts (``memplan.training.optimizers``) played."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from memplan.dtypes import DType
@@ -53,12 +54,15 @@ class Stepper:
         self.is_made = False
         """States came when the optimizer was made."""
         self.shared: set[str] = set()
+        self.renewed: dict[str, deque[Block]] = {}
+        """States that each step makes anew, the oldest first."""
         self.takes_gradients = self.row.on_cpu and bool(dict(self.options)["offload_gradients"])
         """Gradients leave the GPU as soon as they are there."""
 
     def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
         """Make the optimizer; most make their states in the first step."""
         self._check_targets(tensors)
+        self._check_kernels(tensors)
         if self.row.made is Made.CONSTRUCTION:
             self.is_made = True
             self._make(tensors, of)
@@ -88,6 +92,16 @@ class Stepper:
             f"there are {', '.join(names)}"
         )
         raise SetupError(msg)
+
+    def _check_kernels(self, tensors: Sequence[Stepped]) -> None:
+        """Raise ``SetupError`` where a tensor is of a kind that its package cannot step."""
+        if self.row.lacks is None:
+            return
+        script = Script(self.options, first=True)
+        for each in tensors:
+            if lack := self.row.lacks(script, each):
+                msg = f"optimizer: {lack}"
+                raise SetupError(msg)
 
     def step(
         self,
@@ -179,14 +193,16 @@ class Stepper:
 
     def takes_gradient(self, tensor: Stepped) -> bool:
         """Whether this one's does."""
-        acts = acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
-        return any(act.kind is ActKind.HOST for act in acts)
+        return any(act.kind is ActKind.HOST for act in self._states_script(tensor))
 
     def _line(self, tensor: Stepped, of: str) -> str:
         return f"{self.row.words.format(dtype=tensor.dtype.label)} of {of}"
 
     def _make(self, tensors: Sequence[Stepped], of: str) -> None:
         """All states at once; copies of a layer are stepped as one object."""
+        if any(map(self._passes_through, tensors)):
+            self._make_in_turn(tensors, of)
+            return
         sizes: list[tuple[int, object]] = []
         known: dict[int, list[tuple[int, object]]] = {}
         for tensor in tensors:
@@ -196,10 +212,25 @@ class Stepper:
             sizes += found
         self.ledger.allocate_all(sizes, _STATES)
 
+    def _states_script(self, tensor: Stepped) -> Sequence[Act]:
+        return acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
+
+    def _passes_through(self, tensor: Stepped) -> bool:
+        """Whether what comes on the way to its states goes again."""
+        return any(act.kind is ActKind.LET for act in self._states_script(tensor))
+
+    def _make_in_turn(self, tensors: Sequence[Stepped], of: str) -> None:
+        """The states of one tensor after another's."""
+        names: dict[str, Block] = {}
+        for number, tensor in enumerate(tensors):
+            line = self._line(tensor, of)
+            self._play(self._states_script(tensor), names, line, number, None)
+        self.ledger.free_all(reversed(names.values()))
+
     def _states(self, tensor: Stepped, of: str) -> list[tuple[int, object]]:
         """Blocks of one tensor's states, each with its line."""
         line, found = self._line(tensor, of), list[tuple[int, object]]()
-        for act in acts_of(self.row, self.options, tensor, init=True, update=False, first=True):
+        for act in self._states_script(tensor):
             if act.kind is ActKind.COUNTER:
                 found.append((ALLOCATION_ROUNDING, COUNTER))
             elif act.kind is ActKind.STATE and act.num_bytes:
@@ -209,9 +240,10 @@ class Stepper:
     def _count_off_gpu(self, tensors: Sequence[Stepped]) -> None:
         """States that live elsewhere, where they are all made at once."""
         for tensor in tensors:
-            acts = acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
             places = (ActKind.MANAGED, ActKind.HOST)
-            self.off_gpu_bytes += sum(act.num_bytes for act in acts if act.kind in places)
+            self.off_gpu_bytes += sum(
+                act.num_bytes for act in self._states_script(tensor) if act.kind in places
+            )
 
     def _is_there(self, act: Act) -> bool:
         """Whether a state that all tensors share came before; from now on it has."""
@@ -249,12 +281,16 @@ class Stepper:
                     self._drop(block)
             elif kind is ActKind.COLUMN_MEAN:
                 self._reduce(act)
+            elif kind is ActKind.LAPSED:
+                self._drop(self.renewed[act.name].popleft())
             elif kind in (ActKind.MANAGED, ActKind.HOST):
                 self.off_gpu_bytes += act.num_bytes
             elif act.num_bytes and not self._is_there(act):
                 size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
                 counts = kind is ActKind.COUNTER
-                self.ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+                block = self.ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+                if kind is ActKind.RENEWED:
+                    self.renewed.setdefault(act.name, deque()).append(block)
 
     def _let(self, act: Act, names: dict[str, Block]) -> None:
         """Give a tensor a name; what had it goes once the new one is there."""

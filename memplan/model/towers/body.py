@@ -13,7 +13,6 @@ from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
 from memplan.model.towers.patches import PictureBody
-from memplan.model.towers.series import SeriesBody, SeriesPart
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.texts import OutputBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -51,8 +50,6 @@ TowerBody = (
     | TilesBody
     | TileBody
     | LayerBody
-    | SeriesBody
-    | SeriesPart
     | NetBody
     | SoundBody
     | SegmentingBody

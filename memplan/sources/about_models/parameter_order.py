@@ -14,8 +14,8 @@ def declared_order(model_type: str) -> tuple[tuple[str, ...], ...]:
     Each part is the name of a segment of the tape, then its modules, or single parameters where one
     module's do not stand together (``memplan.graph.declaration``).
 
-    >>> declared_order("visual_bert")[0]
-    ('embed', 'word_embeddings', 'position_embeddings', 'token_type_embeddings', 'embed_norm')
+    >>> declared_order("llava")[0]
+    ('vision_tower.embed', 'embeddings', 'patch_embedding', 'position_embedding')
     """
     row = _FILE.entry(model_type)
     return tuple(tuple(part.split()) for part in row["order"]) if row else ()

@@ -7,6 +7,8 @@ does not): ``embeddings_32bit``. Paged states are in managed memory from 100,000
 maps are on the GPU.
 """
 
+from collections.abc import Callable
+
 from memplan.dtypes import DType
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import (
@@ -87,7 +89,24 @@ def _buffers(num_states: int) -> list[tuple[str, int]]:
     return [(f"state{number}", 1) for number in range(1, num_states + 1)]
 
 
-def _row(num_states: int, bits: int, *, paged: bool = False) -> OptimizerRow:
+def no_bf16_kernel(script: Script, tensor: Stepped) -> str:
+    """RMSprop's 32-bit kernels are of fp32 and fp16 gradients alone (backends/cuda/ops.py, ``str2optimizer32bit``)."""
+    is_narrow = "min_8bit_size" in script.options and is_8bit(script, tensor)
+    if tensor.dtype is not DType.BF16 or is_narrow:
+        return ""
+    whose = " for tensors below min_8bit_size" if "min_8bit_size" in script.options else ""
+    return (
+        f"bitsandbytes has no RMSprop of bf16 gradients{whose}; choose fp32 weights, or bnb-adamw"
+    )
+
+
+def _row(
+    num_states: int,
+    bits: int,
+    *,
+    paged: bool = False,
+    lacks: Callable[[Script, Stepped], str] | None = None,
+) -> OptimizerRow:
     make = states_8bit if bits == BITS else states_32bit
     own: dict[str, OptionValue] = {"min_8bit_size": 4096, "embeddings_32bit": False}
     words = f"{num_states} x uint8 with an fp32 scale for each {BLOCK}"
@@ -98,6 +117,7 @@ def _row(num_states: int, bits: int, *, paged: bool = False) -> OptimizerRow:
         made=Made.EACH,
         options=own if bits == BITS else {},
         words=f"{words}, in managed memory" if paged else words,
+        lacks=lacks,
         source=SOURCE,
     )
 
@@ -117,6 +137,6 @@ ROWS: dict[Optimizer, OptimizerRow] = {
     Optimizer.BNB_ADEMAMIX_8BIT: _row(3, 8),
     Optimizer.BNB_PAGED_ADEMAMIX: _row(3, 32, paged=True),
     Optimizer.BNB_PAGED_ADEMAMIX_8BIT: _row(3, 8, paged=True),
-    Optimizer.BNB_RMSPROP: _row(1, 32),
-    Optimizer.BNB_RMSPROP_8BIT: _row(1, 8),
+    Optimizer.BNB_RMSPROP: _row(1, 32, lacks=no_bf16_kernel),
+    Optimizer.BNB_RMSPROP_8BIT: _row(1, 8, lacks=no_bf16_kernel),
 }

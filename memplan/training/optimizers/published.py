@@ -1,6 +1,7 @@
 """Optimizers that come with their papers or in collections; read from source, not run."""
 
 from collections.abc import Sequence
+from math import isqrt
 
 from memplan.dtypes import DType
 from memplan.training.optimizers import Optimizer
@@ -41,21 +42,58 @@ def sophia(script: Script, tensor: Stepped) -> None:
     script.drop("sign")
 
 
-def shampoo(script: Script, tensor: Stepped) -> None:
-    """Two square matrices for each dimension, whatever its size, and the gradient they make."""
-    if script.first:
-        for number, size in enumerate(tensor.shape):
+def shampoo_states(script: Script, tensor: Stepped) -> None:
+    """Two square matrices for each dimension, whatever its size: ``torch.eye(dim).to(grad.dtype)`` and zeros."""
+    for number, size in enumerate(tensor.shape):
+        if tensor.dtype is not DType.FP32:
             script.let("eye", size * size, DType.FP32)
-            script.state(f"pre_cond_{number}", size * size, tensor.dtype)
-            script.drop("eye")
-            script.state(f"inv_pre_cond_{number}", size * size, tensor.dtype)
-    for _ in tensor.shape:
-        script.let("transposed", tensor.numel, tensor.dtype)
-        script.let("grad", tensor.numel, tensor.dtype)
-        script.drop("transposed")
-    if script.first:
-        script.state("momentum_buffer", tensor.numel, tensor.dtype)
-    script.drop("grad")
+        script.state(f"pre_cond_{number}", size * size, tensor.dtype)
+        script.drop("eye")
+        script.state(f"inv_pre_cond_{number}", size * size, tensor.dtype)
+
+
+def shampoo(script: Script, tensor: Stepped) -> None:
+    """The gradient dimension by dimension: turned, and multiplied by the root; what it comes to is kept
+    as ``momentum_buffer``.
+
+    ``grad_t`` holds the last dimension's turned copy until the next tensor's is bound.
+    """
+    last = len(tensor.shape) - 1
+    for number, size in enumerate(tensor.shape):
+        if 0 < number < last:  # of others moving a dimension to the front is a view
+            script.let("unfolded_grad", tensor.numel, tensor.dtype)
+        else:
+            script.drop("unfolded_grad")
+        if number:
+            script.let("turned", tensor.numel, tensor.dtype)
+            script.drop("grad")
+            script.rename("turned", "grad_t")
+        else:
+            script.drop("grad_t")
+        _inverse_root(script, size * size, tensor.dtype)
+        if number < last:
+            script.let("grad", tensor.numel, tensor.dtype)
+    script.renew("momentum_buffer", tensor.numel, tensor.dtype)
+
+
+def _inverse_root(script: Script, numel: int, dtype: DType) -> None:
+    """``compute_power_svd``: ``u, s, vh = svd(matrix.to(fp32))``, which copies what it is given; ``(u * s) @ vh``.
+
+    What cuSOLVER takes for itself in it is left out.
+    """
+    is_cast = dtype is not DType.FP32
+    if is_cast:
+        script.let("matrix", numel, DType.FP32)
+    for name, count in (("u", numel), ("vh", numel), ("s", isqrt(numel)), ("overwritten", numel)):
+        script.let(name, count, DType.FP32)
+    script.drop("overwritten", "matrix")
+    script.let("scaled", numel, DType.FP32)
+    script.let("root", numel, DType.FP32)
+    script.drop("scaled")
+    if is_cast:
+        script.let("inverse", numel, dtype)
+        script.drop("root")
+    script.drop("u", "s", "vh", "root", "inverse")
 
 
 def _preconditioned(script: Script, tensor: Stepped) -> list[int]:
@@ -232,7 +270,7 @@ ROWS: dict[Optimizer, OptimizerRow] = {
         init=moments, update=sophia, source="Liuhong99/Sophia, sophia.py, _single_tensor_sophiag",
     ),
     Optimizer.SHAMPOO: OptimizerRow(
-        update=shampoo, made=Made.EACH, needs_matrices=True,
+        init=shampoo_states, update=shampoo, needs_matrices=True,
         words="1 x {dtype} and two square matrices for each dimension",
         source="pytorch_optimizer 4.1, pytorch_optimizer/optimizer/shampoo.py",
     ),

@@ -111,6 +111,10 @@ class ActKind(IntEnum):
     """A block bound to a name that will be the weight's."""
     MANAGED = 10
     HOST = 11
+    RENEWED = 12
+    """A state that is another block after each step."""
+    LAPSED = 13
+    """The oldest of these that has this name goes: the block that it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Act:
 
 _STATE_ACTS = {Place.GPU: ActKind.STATE, Place.MANAGED: ActKind.MANAGED, Place.HOST: ActKind.HOST}
 _STAYS = frozenset({
-    ActKind.STATE, ActKind.COUNTER, ActKind.SHARED, ActKind.MANAGED, ActKind.HOST,
+    ActKind.STATE, ActKind.COUNTER, ActKind.SHARED, ActKind.MANAGED, ActKind.HOST, ActKind.RENEWED,
 })  # fmt: skip
 
 
@@ -158,6 +162,12 @@ class Script:
     def state(self, name: str, numel: int, dtype: DType, *, place: Place = Place.GPU) -> None:
         """A state of so many elements."""
         self.acts.append(Act(_STATE_ACTS[place], name, numel * dtype.num_bytes))
+
+    def renew(self, name: str, numel: int, dtype: DType) -> None:
+        """A state that each step binds to another tensor, tensor after tensor in one order."""
+        self.acts.append(Act(ActKind.RENEWED, name, numel * dtype.num_bytes))
+        if not self.first:
+            self.acts.append(Act(ActKind.LAPSED, name))
 
     def counter(self) -> None:
         """``step``, an fp32 scalar on the GPU."""
@@ -262,6 +272,10 @@ class OptimizerRow:
     """Gradients go to the CPU as they come, and the step is there."""
     zero_offload: bool = False
     """DeepSpeed has a form of it for the CPU."""
+    lacks: Callable[[Script, Stepped], str] | None = None
+    """What it cannot do with a tensor, in words; empty where it can."""
+    least_capability: tuple[int, int] = (0, 0)
+    """Compute capability from which on its step is one compiled kernel."""
     any_device: bool = False
     """Its step is PyTorch's own operators, which run where the parameters lie: FSDP's offloaded shards on the CPU."""
 

@@ -112,6 +112,7 @@ ROWS: dict[Optimizer, OptimizerRow] = {
     ),
     Optimizer.TORCHAO_ADAMW_FP8: OptimizerRow(
         init=states_fp8, update=update_fp8, made=Made.EACH, options={"block_size": 256},
+        least_capability=(8, 9),  # on older cards inductor leaves the casts to eager code (recorded)
         words="2 x fp8 with an fp32 scale for each block", source=f"{SOURCE}/subclass_fp8.py",
     ),
     Optimizer.TORCHAO_CPU_OFFLOAD: OptimizerRow(

@@ -1,0 +1,1 @@
+"""Detectors of objects, which are counted."""

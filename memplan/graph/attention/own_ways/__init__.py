@@ -1,1 +1,0 @@
-"""Attention of classes that go a way of their own."""
