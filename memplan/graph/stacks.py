@@ -2,12 +2,7 @@
 
 from itertools import pairwise
 
-from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.tape import Tape
-from memplan.model.parameters import ParameterBlock
-from memplan.model.spec import ModelSpec, Task
-from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 
 WHOLE_MODEL = "whole model"
@@ -16,19 +11,6 @@ BASE_MODEL = "base model"
 """The one inside it that every task shares."""
 
 
-def new_tape(model: ModelSpec, options: TapeOptions) -> Tape:
-    """An empty tape for a model of transformers, whose class may have eager attention alone."""
-    t = Tape(options, source=model.source)
-    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
-        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
-    return t
-
-
-def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:
-    """What is merely counted of the class that the task asks for."""
-    if model.task is Task.BASE and model.base_tables is not None:
-        return model.base_tables
-    return model.tables
 
 
 def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bool, bool]]:
