@@ -17,6 +17,7 @@ from memplan.classes.joined.packed import (
     SeparateAttention,
     in_stretches,
     interpolated,
+    joined,
     joined_patches,
 )
 from memplan.classes.joined.qwen_vl import VisionBlock, VisualModel
@@ -29,6 +30,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
+from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.attention import in_heads as in_rows_of_heads
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -485,7 +487,12 @@ class MiniCPMAttention(SeparateAttention):
         query_states = in_rows_of_heads(self.children["q_proj"](hidden_states), self.head_dim)
         key_states = in_rows_of_heads(self.children["k_proj"](hidden_states), self.head_dim)
         value_states = in_rows_of_heads(self.children["v_proj"](hidden_states), self.head_dim)
-        attn_output = in_stretches(query_states, key_states, value_states, stretches)
+        splits = [
+            in_stretches(each, stretches) for each in (query_states, key_states, value_states)
+        ]
+        attend = attention_function(self.run, causal=False)
+        attn_outputs = [attend(q, k, v, None, 0.0)[0] for q, k, v in zip(*splits, strict=True)]
+        attn_output = joined(attn_outputs)
         attn_output = attn_output.reshape(*hidden_states.shape[:2], -1).contiguous()
         attn_output = self.children[self.output](attn_output)
         return attn_output

@@ -6,10 +6,9 @@
 from collections.abc import Callable
 
 from memplan.dtypes import DType
-from memplan.graph.attention.rotary import sectioned_tables
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
-from memplan.graph.modules.handles import ComplexHandle, Handle, empty
+from memplan.graph.modules.handles import ComplexHandle, Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
@@ -40,10 +39,7 @@ class RotaryEmbedding(Module):
             table = complex_table(run, rows * length, width)
             whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        angles = rows, length, (width + 1) // 2
-        counted = positions.float().view(rows, length, 1)
-        freqs = counted.apart(OperationKind.MUL, shape=angles)
-        del counted
+        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
         emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
@@ -81,11 +77,22 @@ class SectionedRotaryEmbedding(RotaryEmbedding):
         del positions, window
         run, (batch, length, _) = self.run, x.shape
         self.hold_frequencies(self.width)
-        cos, sin = sectioned_tables(run, batch * length, self.width, x.dtype)
-        shape = batch, length, self.width
-        for each in (cos, sin):
-            each.storage.held = False  # names hold them
-        return Handle(run, cos, shape), Handle(run, sin, shape)
+        shape = 3 * batch, length, self.width // 2
+        position_ids = made_by(run, OperationKind.TO, (*shape[:2], 1), DType.FP32)
+        freqs = position_ids.apart(OperationKind.MUL, shape=shape)
+        del position_ids
+        cos = _scaled(freqs, OperationKind.COS)
+        sin = _scaled(freqs, OperationKind.SIN)
+        sin = self.recomposed(sin)
+        cos = self.recomposed(cos)
+        return self.cast(cos, x), self.cast(sin, x)
+
+    def recomposed(self, freq: Handle) -> Handle:
+        """Sections of the three side by side, each number twice (``recomposition_frequencies``)."""
+        batch, length, half = freq.shape[0] // 3, *freq.shape[1:]
+        joined = empty(freq.run, (batch, length, half), DType.FP32)
+        freq.run.record(OperationKind.CAT, (freq.record,), (joined.record,))
+        return self.doubled(joined, self.width)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:
