@@ -117,7 +117,8 @@ class LayerList(Module):
             cuts |= options.adaptation.cuts(self.segment_name)
         if options.trained is not None:
             cuts |= options.trained.cuts(self.segment_name)
-        cuts |= self.captured
+        # What reads a captured state adds to a gradient that comes from elsewhere, too.
+        cuts |= self.captured | {number + 1 for number in self.captured}
         beside = beside_of(self.segment_name)
         frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0
