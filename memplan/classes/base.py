@@ -11,6 +11,9 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.spec import ModelSpec
 
+Joiner = Callable[[Handle], tuple[Handle, ...]] | None
+"""What is made of embeddings, and what the first layers are given beside it."""
+
 
 class Base(Module):
     """The model that every task of a type shares."""
@@ -78,7 +81,7 @@ class Base(Module):
         first layers are given beside it."""
         return joined(embeds, self.beside) if self.joiner is None else self.joiner(embeds)
 
-    joiner: Callable[[Handle], tuple[Handle, ...]] | None = None
+    joiner: Joiner = None
     """What does so; None: it is a model by itself."""
 
     def declare_unseen(self) -> None:
