@@ -12,10 +12,10 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
+from memplan.model.joining import Joining
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.compared.joining import Joining
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.splitting.parallelism import PipelineRuntime, StagePlace
 
@@ -33,7 +33,11 @@ def check_stages(model: ModelSpec, runtime: PipelineRuntime = PipelineRuntime.TO
     stack = model.stacks[0]
     spec = stack.embedding
     crossed = model.join is not None and model.join.joining is Joining.CROSSED
-    if stack.projected_out or crossed or (model.has_towers and runtime is not PipelineRuntime.TORCH):
+    if (
+        stack.projected_out
+        or crossed
+        or (model.has_towers and runtime is not PipelineRuntime.TORCH)
+    ):
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.several_streams:
         _refuse(model, "its residual stream is several")
@@ -76,7 +80,7 @@ def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec
     cut = replace(stack, runs=_runs_within(stack.runs, layers))
     blueprint = None if model.blueprint is None else model.blueprint.with_layers(layers)
     if not place.is_first:  # what sees and hears goes with the embedding
-        model = replace(model, tables=(), base_tables=None, join=None)
+        model = replace(model, join=None)
     return replace(model, stacks=(cut,), head=head, blueprint=blueprint)
 
 
