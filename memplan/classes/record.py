@@ -5,18 +5,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.base import Base
+from memplan.classes.base import text_of, without_towers
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.stages import cut, layered, receive
+from memplan.classes.stages import cut
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
-from memplan.graph.modules.batch import input_bytes
+from memplan.graph.modules.batch import input_blocks
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
+from memplan.graph.modules.stages import receive
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
@@ -54,7 +55,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run.order = {weight: place for place, weight in enumerate(built.ordered)}
     _record_apart(run, built, model)
     if model.stacks:
-        run.inputs_bytes += input_bytes(run, model)
+        run.inputs += input_blocks(run, model)
     _run(run, built, model)
     run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()
@@ -83,12 +84,9 @@ def _attached(
         from memplan.classes.replaced import replace_classes  # only for others' kernels
 
         replace_classes(built, kernels, spread=spread)
-    base, _ = layered(built)
     built.base.beside = model if model.tables and not _is_apart(model) else None
-    if isinstance(base, Base):
-        base.adjust(model)
     if blueprint.layers is not None:
-        lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+        lists = (each for _, each in text_of(built).modules() if isinstance(each, LayerList))
         for layers, numbers in zip(lists, blueprint.layers, strict=False):
             layers.kinds = [layers.kinds[number] for number in numbers]
     if parts is not None:
@@ -109,11 +107,6 @@ def _is_apart(model: ModelSpec) -> bool:
 def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
     built.base.declare_unseen()
-    if model.tables and model.join is not None and model.join.joining is Joining.CROSSED:
-        from memplan.classes.mllama import look  # only where layers attend to pictures
-
-        look(run, built.base, model)
-        return
     if not model.tables or not _is_apart(model):
         return
     parts, tied = counted_parts(model), model.head.tied
@@ -179,7 +172,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
             Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
         ),
     }
-    for name, module in model.modules():
+    for name, module in without_towers(model):
         module.split = splits.get(name, Split.WHOLE)
         if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
             from memplan.classes.mixed.latent import SharedKeyLinear  # only for narrow vectors
@@ -188,7 +181,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
 
-    for _, module in model.modules():
+    for _, module in without_towers(model):
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
             share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)

@@ -1,15 +1,9 @@
-"""A pipeline's stage: a model of which a part is left, and what it is given in place of tokens."""
+"""A pipeline's stage: a model of which a part is left."""
 
-from math import prod
-
-from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Storage, Tensor
-from memplan.graph.modules.handles import Handle, empty
+from memplan.classes.base import joined_in, text_of
+from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
-from memplan.model.parameters import ModelPart
 from memplan.training.splitting.parallelism import StagePlace
 
 
@@ -25,8 +19,11 @@ def cut(model: Module, place: StagePlace) -> None:
     """Leave what a stage has beside its layers.
 
     Of a base model the first stage has what it declares before them, the last one what owns weights
-    behind them; a weight whose owner is on another stage becomes a copy.
+    behind them; a weight whose owner is on another stage becomes a copy. What sees and hears goes with
+    the embedding, which what it gives is written over.
     """
+    if not place.is_first:
+        _leave_towers(model)
     base, layers = layered(model)
     is_before = True
     for name, each in list(base.children.items()):
@@ -45,8 +42,21 @@ def cut(model: Module, place: StagePlace) -> None:
                 setattr(module, name, weight.copy())
 
 
+def _leave_towers(model: Module) -> None:
+    """Another stage has what stands beside the text model."""
+    around = joined_in(model)
+    if around is None:
+        return
+    for name, each in list(around.children.items()):
+        if each is not around.text_part:
+            setattr(around, name, Identity())
+    around.weights.clear()
+    around.text_part.joiner = None
+
+
 def layered(model: Module) -> tuple[Module, LayerList]:
-    """The module that has the layers, and these; of a class without any, itself and none."""
+    """The module of the text model that has the layers, and these; of a class without any, itself and none."""
+    model = text_of(model)
     found = (
         (module, each)
         for module in (model, *(each for _, each in model.modules()))
@@ -54,26 +64,3 @@ def layered(model: Module) -> tuple[Module, LayerList]:
         if isinstance(each, LayerList)
     )
     return next(found, (model, LayerList("", (), lambda _: model)))
-
-
-def receive(run: Run, *shape: int) -> Handle:
-    """What the stage before sends: a leaf that wants a gradient (``_retrieve_recv_activations``).
-
-    Where the runtime has a buffer for it that stays, it takes nothing of its own.
-    """
-    run.start("received", None, part=ModelPart.OTHER)
-    stage, group = run.options.stage, run.options.tensor_parallel
-    assert stage is not None
-    if group is not None and group.sequence:
-        shape = shape[0], shape[1] // group.degree, shape[2]
-    if stage.runtime.reads_buffers:
-        x = Handle(run, Tensor(prod(shape), run.compute, Storage(0, -1, 0)), shape)
-    else:
-        x = empty(run, shape, run.compute)
-        run.record(OperationKind.RECEIVE, (), (x.record,))
-    run.leaf(x.record)
-    if not stage.runtime.copies_inputs:
-        return x
-    copied = empty(run, shape, run.compute)
-    run.record(OperationKind.CLONE, (x.record,), (copied.record,), gradients=(Gradient.ALIAS,))
-    return copied

@@ -1,10 +1,12 @@
 """Files of training stacks, and what the stacks do by default."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import memplan
 from memplan.errors import ConfigError
 from memplan.sources.key_tables import key_table
 from memplan.sources.setup_file import read_setup_file
@@ -307,10 +309,29 @@ def test_torchtitan_shares_a_global_batch_out() -> None:
         read(values, num_gpus=6)
 
 
-def test_degrees_without_gpus_ask_for_the_fewest() -> None:
-    found = read({**TORCHTITAN, "parallelism.tensor_parallel_degree": 4})
-    assert found.setup.num_gpus == 4
-    assert any(note.startswith("4 GPUs, the fewest") for note in found.notes)
+@pytest.mark.parametrize(
+    ("degrees", "count"),
+    [
+        ({}, 8), ({"tensor_parallel_degree": 4}, 8), ({"tensor_parallel_degree": 16}, 16),
+        ({"tensor_parallel_degree": 4, "data_parallel_shard_degree": 1}, 4), ({"data_parallel_shard_degree": 1}, 1),
+    ],
+)  # fmt: skip
+def test_torchtitan_runs_on_what_its_launcher_starts(degrees: dict[str, int], count: int) -> None:
+    """``run_train.sh``: ``NGPU=${NGPU:-"8"}``; where all degrees are said, their product has to be the GPUs (``ParallelDims``)."""
+    found = read({**TORCHTITAN, **{f"parallelism.{name}": each for name, each in degrees.items()}})
+    assert found.setup.num_gpus == count
+    words = "1 GPU," if count == 1 else f"{count} GPUs, as its degrees"
+    assert any(note.startswith(words) for note in found.notes)
+    assert read(TORCHTITAN, num_gpus=2).setup.num_gpus == 2
+
+
+def test_torchtune_takes_log_probabilities_of_fp32_logits() -> None:
+    assert "norm" in str(read(TORCHTUNE).notes)
+    gemma = {**TORCHTUNE, "model": {"_component_": "torchtune.models.gemma2.gemma2_2b"}}
+    found = read(gemma)
+    assert (found.setup.norm, any("norm fused" in each for each in found.notes)) == (None, False)
+    dpo = read({**TORCHTUNE, "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}})
+    assert dpo.setup.job.log_probabilities.value == "whole"
 
 
 def test_nemo() -> None:
@@ -361,6 +382,17 @@ def test_axolotls_packed_rows_are_one_sequence_to_its_ring() -> None:
         {**ring, "sample_packing": True, "fsdp_version": 2, "fsdp": ["full_shard"]}, num_gpus=2
     )
     assert (found.setup.packing.value, found.setup.attention) == ("none", None)
+    assert any("ring-flash-attn" in each for each in found.setup.left_out)
+    found = read(
+        {
+            **ring,
+            "sample_packing": True,
+            "deepspeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
+        },
+        num_gpus=2,
+    )
+    shared = found.setup.sequences_shared
+    assert (found.setup.engine.value, shared.kind.value) == ("deepspeed", "ring")
     assert any("ring-flash-attn" in each for each in found.setup.left_out)
 
 
@@ -734,7 +766,11 @@ def test_llama_factorys_preferences(loss: str, kind: str) -> None:
 def test_verl_generates_beside_the_training() -> None:
     job = read(VERL).setup.job
     assert (job.kind.value, job.gpu_memory_utilization, job.sleep) == ("grpo", 0.6, 2)
-    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 4096)
+    assert (str(job.chosen_rollout.value), job.completion_length, job.scored_length) == (
+        "vllm",
+        3072,
+        4096,
+    )
 
 
 def test_torchtunes_distillation() -> None:
@@ -830,3 +866,31 @@ def test_spectrums_file_names_what_alone_is_trained(tmp_path: Path) -> None:
 def test_what_an_adapter_freezes_needs_no_names() -> None:
     beside = {**AXOLOTL, "adapter": "lora", "lora_r": 8, "unfrozen_parameters": ["^lm_head.*"]}
     assert str(read_stack(beside, "axolotl", source="a.yml").setup.freeze) == ""
+
+
+def test_a_model_named_beside_a_file_is_what_its_words_are_about(tmp_path: Path) -> None:
+    """How many stages two layers each make, and whether a picture is given at all, goes by the model that is trained."""
+    path = tmp_path / "file.yaml"
+    file = laid(NEMO, "distributed", {"strategy": "fsdp2", "pp_size": 4, "pipeline": {
+        "pp_schedule": "interleaved1f1b", "pp_microbatch_size": 1, "layers_per_stage": 2,
+        "round_virtual_stages_to_pp_multiple": "down"}})  # fmt: skip
+    file = laid(
+        file, "model", {"pretrained_model_name_or_path": "/not/here", "torch_dtype": "bf16"}
+    )
+    file["step_scheduler"] = {"global_batch_size": 64, "local_batch_size": 8}
+    path.write_text(json.dumps(file))
+    unknown = read_setup_file(path)
+    known = read_setup_file(path, model="qwen3-8b")
+    assert (unknown.setup.virtual_stages, known.setup.virtual_stages) == (2, 4)
+    assert known.setup.layers_per_stage == (3, 3, 3, 3, *(2,) * 12)
+    # Every command's answer is of the same setup.
+    answer = memplan.estimate("qwen3-8b", str(path), gpu="h100")
+    assert answer.setup.layers_per_stage == known.setup.layers_per_stage
+    assert [
+        each.setup.virtual_stages
+        for each in memplan.sweep("qwen3-8b", setup=str(path), batch_size="1")
+    ] == [4]
+
+
+def laid(file: dict[str, Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {**file, section: values}

@@ -5,7 +5,7 @@
 
 from memplan.classes.gemma import ScaledEmbedding
 from memplan.classes.llama import Decoder, DecoderLayer, LayerKind
-from memplan.classes.older.gpt2 import OlderAttention, counted_positions, older_activation
+from memplan.classes.older.gpt2 import OlderAttention, older_activation
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function
@@ -21,6 +21,7 @@ from memplan.graph.modules.basic import (
 from memplan.graph.modules.functional import batched_product, made_from, not_below, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
 from memplan.model.attention import AttentionForm
@@ -180,6 +181,7 @@ class OPTModel(Decoder):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
         counted = () if received is not None else summed_positions(self.run, batch, length)
         mask = self.masks(batch, length)[None]
         x = embeds
@@ -206,9 +208,10 @@ class XGLMAttention(OPTAttention):
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         batch, length, width = x.shape
         query = self.q_proj(x) * 0.125
-        key = self.k_proj(x)
+        # The class does so behind the values' projection; its gradient comes transposed, and is
+        # copied when the projection's turn has come.
+        key = self.split_heads(self.k_proj(x))
         value = self.v_proj(x)
-        key = self.split_heads(key)
         value = self.split_heads(value)
         query = self.split_heads(query)
         folded = batch * self.num_heads, -1, self.head_dim

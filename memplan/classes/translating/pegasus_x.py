@@ -25,9 +25,10 @@ from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import padded, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import padded_mask
+from memplan.graph.modules.masks import padded_mask, padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
+from memplan.graph.modules.unread import unread_graph
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import NormPlacement
@@ -266,6 +267,7 @@ class PegasusXEncoder(PegasusXStack):
         global_x = self.embed_global((batch, numbers.numel), numbers)
         for encoder_layer in self.layers:
             x, global_x = encoder_layer(x, global_x, attention_mask)
+        _unread = unread_graph(run)
         self.layer_norm.given = length
         x = self.layer_norm(x)
         self.returned()
@@ -279,6 +281,7 @@ class PegasusXDecoder(PegasusXStack):
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
+        _attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
         position_ids = self.embed_positions(length)
         x = inputs_embeds + position_ids

@@ -39,8 +39,8 @@ class LayerList(Module):
     """Layers, counted from 1, whose results are handed out beside the last one's; 0: what the first is given."""
     is_read = True
     """Somebody reads what the last layer gives; else nothing behind the last captured one leads anywhere."""
-    ends = True
-    """Where layers hand on more than hidden states, nothing reads the rest behind the last one."""
+    ends = False
+    """Nothing reads what its last layer hands on beside hidden states, and it has no part in a gradient."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class LayerList(Module):
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
-        if self.streams and self.ends:
+        if self.ends:
             prune(self.run.segment)
 
 
@@ -216,8 +216,9 @@ class Layer:
         """What sets it apart from other layers."""
         return self._stretch.kind
 
-    def __call__(self, x: Handle, *args: Any) -> Any:
-        """Run it once for all that are like it.
+    def __call__(self, x: Handle, *args: Any, unread: Handle | None = None) -> Any:
+        """Run it once for all that are like it; of what it is handed it may leave something ``unread``, which a
+        checkpoint keeps as all the rest.
 
         What it returns beside the hidden states the model holds until the next layer has returned.
         They are not where one gives another format than it is given, or the first trained one stands
@@ -239,6 +240,8 @@ class Layer:
             further=beside,
         )  # fmt: skip
         self._describe()
+        if unread is not None:
+            run.be_handed(unread.record)
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)

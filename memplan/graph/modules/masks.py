@@ -34,7 +34,8 @@ def causal_mask(
         return None
     eager = eager or run.kernels.attention is AttentionKernel.EAGER
     if blocks or run.options.packing is not Packing.NONE:
-        pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
+        made = _blocked if blocks else _packed
+        pattern = made(run, (batch, 1, length, length), windowed=window is not None)
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
     if not (eager or written) and (window is None or length < window):
         return None
@@ -42,6 +43,11 @@ def causal_mask(
     if not eager:
         return pattern
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+
+
+def padding(run: Run, batch: int, length: int) -> Handle:
+    """The ones themselves."""
+    return made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
 
 
 def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
@@ -99,6 +105,22 @@ def _sliding(run: Run, length: int) -> Handle:
     return first & causal
 
 
+def _blocked(run: Run, shape: Shape, *, windowed: bool) -> Handle:
+    """``or_masks`` of what came before and the same picture; then ``and_masks`` of that and what is near."""
+    causal = causal_pattern(run, shape[-1])
+    either = causal.apart(OperationKind.BITWISE_OR)
+    del causal
+    alike = made_by(run, OperationKind.EQ, shape, DType.BOOL)
+    alike = alike.apart(OperationKind.BITWISE_AND)
+    either = either.apart(OperationKind.BITWISE_OR, alike)
+    del alike
+    if not windowed:
+        return either
+    either = either.apart(OperationKind.BITWISE_AND)
+    recent = made_by(run, OperationKind.GT, shape[-2:], DType.BOOL)
+    return either & recent
+
+
 def _packed(run: Run, shape: Shape, *, windowed: bool) -> Handle:
     """Sequences that lie in one row, told apart: each pair's numbers compared, then its positions."""
     same = made_by(run, OperationKind.EQ, shape, DType.BOOL)
@@ -117,9 +139,30 @@ def _packed(run: Run, shape: Shape, *, windowed: bool) -> Handle:
 
 
 def position_ids(run: Run, batch: int, length: int) -> Handle:
-    """Those of the batch, where it brings some, or one row for all."""
-    own = run.options.packing is Packing.DOCUMENTS or run.options.context_parallel is not None
-    return from_batch(run, (batch if own else 1, length))
+    """Those of the batch, where it brings some, or one row for all: counted from what a cache has, which is nothing.
+
+    A stage of a pipeline is a module of its own, and knows no cache.
+    """
+    if brings_positions(run) or run.options.stage is not None:
+        return uncached_positions(run, batch, length)
+    return (counted_positions(run, length) + 0).unsqueeze(0)
+
+
+def uncached_positions(run: Run, batch: int, length: int) -> Handle:
+    """The same of a class that knows no cache."""
+    if brings_positions(run):
+        return from_batch(run, (batch, length))
+    return counted_positions(run, length).unsqueeze(0)
+
+
+def brings_positions(run: Run) -> bool:
+    """Whether the batch says which token stands where."""
+    return run.options.packing is Packing.DOCUMENTS or run.options.context_parallel is not None
+
+
+def counted_positions(run: Run, length: int) -> Handle:
+    """``torch.arange``: one row of ids for all sequences."""
+    return made_by(run, OperationKind.ARANGE, (length,), DType.INT64)
 
 
 def from_batch(run: Run, shape: Shape, dtype: DType = DType.INT64) -> Handle:

@@ -5,11 +5,15 @@ selective checkpointing. Embedding and head are units of their own (``models/lla
 """
 
 from collections.abc import Mapping
+from math import lcm, prod
 
 from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import num_layers, torchtitan_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.stages import dealt_layers
+from memplan.training.setup_derived import GPUS_PER_NODE
+from memplan.units import ceil_div
 
 NAME = "torchtitan"
 
@@ -18,6 +22,7 @@ _DEGREES = {
     "parallelism.context_parallel_degree": "context_parallel",
     "parallelism.expert_parallel_degree": "expert_parallel",
 }  # fmt: skip
+_STAGES = "pipeline_parallel"
 _SCHEDULES = {
     "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved-1f1b",
     "loopedbfs": "looped-bfs", "interleavedzerobubble": "interleaved-zero-bubble",
@@ -61,6 +66,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     named = keys.text("hf_transformers.model")
     found.model = named or found.model
     _read_parallelism(keys, found)
+    if keys.values and given.get("num_gpus") is None:
+        _count_gpus(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
@@ -73,6 +80,28 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_fp8(keys, found)
     _read_replicas(keys, found, given)
     _read_validation(keys, found)
+
+
+def _count_gpus(keys: Keys, found: Found) -> None:
+    """As many as the degrees make (``ParallelDims``), or a node, whose GPUs ``run_train.sh`` starts (``NGPU``)."""
+    degree: dict[str, int] = {
+        field: int(str(found.fields.get(field, 1))) for field in (*_DEGREES.values(), _STAGES)
+    }
+    replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
+    shards = keys.take("parallelism.data_parallel_shard_degree")
+    is_said = isinstance(shards, int) and shards > 0
+    split = prod(size for field, size in degree.items() if field != "expert_parallel")
+    fewest = lcm(
+        split * replicas * (shards if isinstance(shards, int) and is_said else 1),
+        degree["expert_parallel"] * degree[_STAGES],
+    )
+    count = fewest if is_said else ceil_div(GPUS_PER_NODE, fewest) * fewest
+    found.fields["num_gpus"] = count
+    found.notes.append(
+        f"{count} GPUs, as its degrees and run_train.sh (NGPU) make them, unless you say others"
+        if count > 1
+        else "1 GPU, as its degrees make it, unless you say others"
+    )
 
 
 def _read_validation(keys: Keys, found: Found) -> None:
@@ -92,18 +121,7 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
-    stages = keys.count("parallelism.pipeline_parallel_degree")
-    schedule = keys.text("parallelism.pipeline_parallel_schedule")
-    if stages not in (None, 1):
-        found.fields["pipeline_parallel"] = stages
-        word = (schedule or "1f1b").lower()
-        if word not in _SCHEDULES:
-            keys.refuse(
-                "parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled"
-            )
-        found.fields["pipeline_schedule"] = _SCHEDULES[word]
-        if word not in ("gpipe", "1f1b"):
-            found.fields["virtual_stages"] = _virtual_stages(keys, found, stages or 1)
+    _read_stages(keys, found)
     method = keys.text("parallelism.context_parallel_rotate_method")
     if method not in (None, "allgather") and "context_parallel" in found.fields:
         found.options["context_parallel_rotate_method"] = method
@@ -113,6 +131,33 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
     reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
     if reshards is False:
         found.options["reshard_after_forward"] = False
+
+
+def _read_stages(keys: Keys, found: Found) -> None:
+    """The schedule, and how many layers each stage has."""
+    stages = keys.count("parallelism.pipeline_parallel_degree") or 1
+    schedule = keys.text("parallelism.pipeline_parallel_schedule")
+    if stages == 1:
+        return
+    found.fields[_STAGES] = stages
+    word = (schedule or "1f1b").lower()
+    if word not in _SCHEDULES:
+        keys.refuse("parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled")
+    found.fields["pipeline_schedule"] = _SCHEDULES[word]
+    chunks = 1
+    less = [keys.take(key) for key in _LESS_LAYERS]
+    if word not in ("gpipe", "1f1b"):
+        found.fields["virtual_stages"] = chunks = _virtual_stages(keys, found, stages)
+    layers = None if found.model is None else num_layers(found.model)
+    if layers is None:
+        return
+    first, last = (each if isinstance(each, int) else 1 for each in less)
+    if max(first, last) > (layers + first + last) // (chunks * stages):
+        keys.refuse(
+            _LESS_LAYERS[first < last], "is more than a stage has layers: torchtitan stops at it"
+        )
+    dealt = dealt_layers(layers, chunks * stages, first=first, last=last)
+    found.fields["layers_per_stage"] = dealt
 
 
 def _read_replicas(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -170,7 +215,7 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if size is not None:
         found.fields |= {"image_size": size, "seq_len": words, "kernels": "hf"}
     whole = keys.take("training.global_batch_size")
-    gpus = given.get("num_gpus", 1)
+    gpus = given.get("num_gpus") or found.fields.get("num_gpus", 1)
     if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
         degrees = [
             found.fields.get(field, 1) for field in _DEGREES.values() if "expert" not in field
