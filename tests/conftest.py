@@ -3,7 +3,7 @@
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
+from tests.batches import one_batch
 from tests.forgetting import forget_everything
 
 if TYPE_CHECKING:
@@ -143,3 +144,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(exit_code=exit_code, stdout=printed.out, stderr=printed.err)
 
     return run_memplan
+
+
+@pytest.fixture
+def labels_are_ids() -> Iterator[None]:
+    """The batch of most scripts that records are made with, ``model(input_ids=ids, labels=ids)``."""
+    with one_batch():
+        yield

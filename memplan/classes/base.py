@@ -1,6 +1,6 @@
 """What every base model offers the heads of its tasks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from memplan.graph.modules.basic import Embedding
@@ -38,6 +38,12 @@ class Base(Module):
 
     is_joined = False
     """It is a text model with towers beside it."""
+
+    @property
+    def text_part(self) -> Any:
+        """Its text model: itself, where it is no more than that."""
+        return self
+
     has_two_stacks = False
     """It is an encoder and a decoder."""
 
@@ -63,9 +69,6 @@ class Base(Module):
     def text_config(cls, config: ConfigReader) -> ConfigReader:
         """What of a config its sizes stand in."""
         return config
-
-    def adjust(self, model: ModelSpec) -> None:
-        """Take what the class around it gives it."""
 
     beside: ModelSpec | None = None
     """The model whose towers' results are written over the embeddings; None: there are none."""
@@ -97,6 +100,28 @@ class Base(Module):
 
     def keep_logits(self) -> None:
         """What a loss on all layers' routers keeps."""
+
+
+def joined_in(model: Module) -> Base | None:
+    """What of a model is a text model with towers beside it; None: nothing."""
+    found = (model, *(each for _, each in model.modules()))
+    return next((each for each in found if isinstance(each, Base) and each.is_joined), None)
+
+
+def text_of(model: Module) -> Module:
+    """The text model of one that sees or hears; any other model is one."""
+    found = joined_in(model)
+    return model if found is None else found.text_part  # type: ignore[no-any-return]
+
+
+def without_towers(model: Module) -> Iterator[tuple[str, Module]]:
+    """All modules in a model, each with its own name, but what stands beside its text model."""
+    for name, each in model.children.items():
+        yield name, each
+        if isinstance(each, Base) and each.is_joined:
+            yield from each.text_part.modules()
+        else:
+            yield from without_towers(each)
 
 
 def joined(embeds: Handle, model: ModelSpec | None) -> tuple[Handle, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from memplan.classes.base import text_of
 from memplan.classes.registry import CLASSES, TASKS, base_class
 from memplan.graph.modules.layer_list import LayerList
 from memplan.model.config import ConfigReader
@@ -101,7 +102,7 @@ def _first_alike(whole: ClassBlueprint) -> tuple[tuple[int, ...], ...]:
     """Of each layer of each stack the number of the first that is of its kind."""
     base = base_class(whole.family)(whole.reader())
     found: list[tuple[int, ...]] = []
-    for _, each in base.modules():
+    for _, each in text_of(base).modules():
         if isinstance(each, LayerList):
             firsts: dict[Hashable, int] = {}
             kinds = enumerate(each.kinds)

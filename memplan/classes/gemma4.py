@@ -422,7 +422,10 @@ class Gemma4TextModel(LocalTablesModel, Gemma2Model):
         shared_kv_states: SharedStates = {}
         for layer in self.layers:
             window = layer.kind.window
-            x = layer(x, per_layer_inputs, shared_kv_states, tables[window], masks[window])
+            x = layer(
+                x, per_layer_inputs, shared_kv_states, tables[window], masks[window],
+                unread=positions,
+            )  # fmt: skip
         x = self.norm(x)
         return x
 

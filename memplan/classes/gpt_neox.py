@@ -126,7 +126,7 @@ class GPTNeoXModel(LlamaModel):
         x = self.emb_dropout(embeds) if received is None else embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            x = layer(x, tables, masks[layer.kind.window])
+            x = layer(x, tables, masks[layer.kind.window], unread=positions)
         x = self.final_layer_norm(x)
         return x
 
@@ -247,7 +247,7 @@ class PhiModel(LlamaModel):
         x = embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            x = layer(x, tables, masks[layer.kind.window])
+            x = layer(x, tables, masks[layer.kind.window], unread=positions)
         x = self.final_layernorm(x)
         return x
 

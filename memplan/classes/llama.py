@@ -444,7 +444,7 @@ class LlamaModel(Decoder):
         tables = self.tables(x, positions)
         for layer in self.layer_list:
             window = layer.kind.window
-            x = layer(x, tables[window], masks[window])
+            x = layer(x, tables[window], masks[window], unread=positions)
         x = self.children[self.last](x)
         return x
 

@@ -184,11 +184,11 @@ class MllamaTextModel(LlamaModel):
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
             if layer.kind.attends:
-                x = layer(x, tables, mask)
+                x = layer(x, tables, mask, unread=positions)
             elif seen is None:
                 layer.pass_over(x)
             else:
-                x = layer(x, *seen)
+                x = layer(x, *seen, unread=positions)
         x = self.norm(x)
         return x
 

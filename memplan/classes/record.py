@@ -5,14 +5,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.classes import heads
-from memplan.classes.base import Base
+from memplan.classes.base import text_of, without_towers
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.stages import cut, layered, receive
+from memplan.classes.stages import cut, receive
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
-from memplan.graph.modules.batch import input_bytes
+from memplan.graph.modules.batch import input_blocks
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
@@ -54,7 +54,7 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     run.order = {weight: place for place, weight in enumerate(built.ordered)}
     _record_apart(run, built, model)
     if model.stacks:
-        run.inputs_bytes += input_bytes(run, model)
+        run.inputs += input_blocks(run, model)
     _run(run, built, model)
     run.declared = model.declared if model.tables else declared_order(run, built)
     run.close()
@@ -83,12 +83,9 @@ def _attached(
         from memplan.classes.replaced import replace_classes  # only for others' kernels
 
         replace_classes(built, kernels, spread=spread)
-    base, _ = layered(built)
     built.base.beside = model if model.tables and not _is_apart(model) else None
-    if isinstance(base, Base):
-        base.adjust(model)
     if blueprint.layers is not None:
-        lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+        lists = (each for _, each in text_of(built).modules() if isinstance(each, LayerList))
         for layers, numbers in zip(lists, blueprint.layers, strict=False):
             layers.kinds = [layers.kinds[number] for number in numbers]
     if parts is not None:
@@ -179,7 +176,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
             Split.WHOLE if plan.table is Sharing.WHOLE else Split.VOCABULARY,
         ),
     }
-    for name, module in model.modules():
+    for name, module in without_towers(model):
         module.split = splits.get(name, Split.WHOLE)
         if name == "kv_a_proj_with_mqa" and plan.attention is Sharing.SPLIT and not sequence:
             from memplan.classes.mixed.latent import SharedKeyLinear  # only for narrow vectors
@@ -188,7 +185,7 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
 
-    for _, module in model.modules():
+    for _, module in without_towers(model):
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
             share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)

@@ -2,6 +2,7 @@
 
 from math import prod
 
+from memplan.classes.base import joined_in, text_of
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Storage, Tensor
@@ -25,8 +26,11 @@ def cut(model: Module, place: StagePlace) -> None:
     """Leave what a stage has beside its layers.
 
     Of a base model the first stage has what it declares before them, the last one what owns weights
-    behind them; a weight whose owner is on another stage becomes a copy.
+    behind them; a weight whose owner is on another stage becomes a copy. What sees and hears goes with
+    the embedding, which what it gives is written over.
     """
+    if not place.is_first:
+        _leave_towers(model)
     base, layers = layered(model)
     is_before = True
     for name, each in list(base.children.items()):
@@ -45,8 +49,21 @@ def cut(model: Module, place: StagePlace) -> None:
                 setattr(module, name, weight.copy())
 
 
+def _leave_towers(model: Module) -> None:
+    """Another stage has what stands beside the text model."""
+    around = joined_in(model)
+    if around is None:
+        return
+    for name, each in list(around.children.items()):
+        if each is not around.text_part:
+            setattr(around, name, Identity())
+    around.weights.clear()
+    around.text_part.joiner = None
+
+
 def layered(model: Module) -> tuple[Module, LayerList]:
-    """The module that has the layers, and these; of a class without any, itself and none."""
+    """The module of the text model that has the layers, and these; of a class without any, itself and none."""
+    model = text_of(model)
     found = (
         (module, each)
         for module in (model, *(each for _, each in model.modules()))

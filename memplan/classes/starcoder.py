@@ -91,7 +91,7 @@ class Starcoder2Model(LlamaModel):
             x = dropout(x, self.embedding_dropout)
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            x = layer(x, tables, masks[layer.kind.window])
+            x = layer(x, tables, masks[layer.kind.window], unread=positions)
         x = self.norm(x)
         return x
 

@@ -115,5 +115,6 @@ def _rollout_words(resolved: TrainingSetup) -> str:
 _LOG_PROBABILITIES = {
     LogProbabilities.ROWWISE: "out of all logits, sequence by sequence (TRL)",
     LogProbabilities.IN_PLACE: "out of all logits at once, in place (flash-attn, verl)",
+    LogProbabilities.WHOLE: "out of fp32 copies of all logits at once (torchtune)",
     LogProbabilities.FUSED: "tile by tile (TRL 1.16)",
 }

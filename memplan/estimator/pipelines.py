@@ -102,7 +102,7 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool], ...]:
         ("fp8", setup.fp8 is not Fp8Recipe.NONE and setup.chosen_engine is not Engine.MEGATRON),
         ("compile", setup.compile is not Compilation.NONE),
         ("packing", setup.packing is not Packing.NONE and not _runs_torchs_stages(setup)),
-        ("freeze", setup.freeze.any),
+        ("freeze", not _freezes_whole_parts(setup)),
         ("optimizer_in_backward", setup.optimizer_in_backward),
         ("offload_optimizer", setup.offload_optimizer is not Offload.NONE),
         ("offload_param", setup.offload_param is not Offload.NONE),
@@ -128,6 +128,16 @@ def _has_plain_adapter(setup: TrainingSetup) -> bool:
         return True
     plain = isinstance(adapter, Lora) and not adapter.modules_to_save and not adapter.parameters
     return plain and _runs_torchs_stages(setup)
+
+
+def _freezes_whole_parts(setup: TrainingSetup) -> bool:
+    """Whether what is frozen, if anything is, are parts that a stage of torch's has or has not, rather than layers by number.
+
+    Each stage wants the gradient of what it receives, whatever of its own is trained.
+    """
+    freeze = setup.freeze
+    by_part = not freeze.layer_ranges and not freeze.but
+    return not freeze.any or (by_part and _runs_torchs_stages(setup))
 
 
 _RUNTIME_WORDS = {
@@ -234,7 +244,7 @@ def stages_of(
 
     Raises ``SetupError`` for a model that cannot be cut so.
     """
-    check_stages(model)
+    check_stages(model, pipeline.runtime)
     if options.expert_parallel is not None:
         # Only where experts are spread.
         from memplan.graph.experts.parallel import check_has_experts

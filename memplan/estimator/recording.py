@@ -310,7 +310,8 @@ def _kept_logits(setup: TrainingSetup) -> int:
     """Tokens of a row that have logits: of each sequence of a packed row, and a rank's share of them."""
     packed = setup.packing is Packing.PADDING_FREE
     sequences = setup.micro_batch_size if packed else 1
-    return max(1, completion_length(setup) * sequences // setup.context_parallel)
+    scored = min(setup.job.scored_length or completion_length(setup), setup.seq_len or 1)
+    return max(1, scored * sequences // setup.context_parallel)
 
 
 def completion_length(setup: TrainingSetup) -> int:

@@ -54,13 +54,17 @@ class BlockScript:
 
     def kernel(self, results: Sequence[int], scratch: Sequence[int]) -> list[Held]:
         """What a kernel makes, with its own temporaries around it; these are gone when it returns."""
+        coming, marks = [*results], scratch.count(RESULT)
         made: list[Held] = []
         own: dict[int, Held] = {}
-        if RESULT not in scratch:
+        if not marks:
             made = [self.take(size) for size in results]
         for position, step in enumerate(scratch):
             if step == RESULT:
-                made = made or [self.take(size) for size in results]
+                marks -= 1
+                now = 1 if marks else len(coming)
+                made += [self.take(size) for size in coming[:now]]
+                coming = coming[now:]
             elif step > 0:
                 own[position] = self.take(step)
             else:

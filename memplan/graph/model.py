@@ -62,7 +62,7 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
     if options.context_parallel is not None:
         from memplan.graph.attention.ring import check_shared  # only where sequences are shared
 
-        check_shared(model)
+        check_shared(model, options.context_parallel)
     if options.expert_parallel is not None:
         from memplan.graph.experts.parallel import (  # only where experts are spread
             check_has_experts,

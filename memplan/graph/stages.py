@@ -15,13 +15,15 @@ from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.model.layers import LayerRun, LayerSpec
 from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers.compared.joining import Joining
 from memplan.training.layer_choice import CheckpointedLayers
-from memplan.training.splitting.parallelism import StagePlace
+from memplan.training.splitting.parallelism import PipelineRuntime, StagePlace
 
 
-def check_stages(model: ModelSpec) -> None:
+def check_stages(model: ModelSpec, runtime: PipelineRuntime = PipelineRuntime.TORCH) -> None:
     """Refuse a model of which it is not modelled how it is cut into stages.
 
+    Towers go with the embedding, which what they give is written over, under torch's schedules alone.
     Raises ``SetupError``.
     """
     if len(model.stacks) != 1 or model.task is not Task.CAUSAL_LM:
@@ -30,7 +32,8 @@ def check_stages(model: ModelSpec) -> None:
         )
     stack = model.stacks[0]
     spec = stack.embedding
-    if model.has_towers or stack.projected_out:
+    crossed = model.join is not None and model.join.joining is Joining.CROSSED
+    if stack.projected_out or crossed or (model.has_towers and runtime is not PipelineRuntime.TORCH):
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.several_streams:
         _refuse(model, "its residual stream is several")
@@ -59,7 +62,7 @@ def _refuse(model: ModelSpec, why: str) -> None:
 
 
 def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec:
-    """The model with a stage's layers alone; of a tied matrix the last stage has a copy.
+    """The model with a stage's layers alone; of a tied matrix the last stage has a copy, and towers are the first one's.
 
     >>> import memplan
     >>> llama = memplan.load_model("llama-3.1-8b")
@@ -72,6 +75,8 @@ def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec
         head = replace(head, tied=False)
     cut = replace(stack, runs=_runs_within(stack.runs, layers))
     blueprint = None if model.blueprint is None else model.blueprint.with_layers(layers)
+    if not place.is_first:  # what sees and hears goes with the embedding
+        model = replace(model, tables=(), base_tables=None, join=None)
     return replace(model, stacks=(cut,), head=head, blueprint=blueprint)
 
 
@@ -90,11 +95,27 @@ def stage_options(
     options: TapeOptions, *, num_layers: int, layers: range, place: StagePlace
 ) -> TapeOptions:
     """The options as they are for a stage's layers, counted from its own first one."""
+    if not place.is_first:
+        options = _without_towers(options)
     return replace(
         options,
         stage=place,
         outputs_held=options.outputs_held or (place.is_last and place.runtime.holds_logits),
         checkpointed_layers=_checkpointed_within(options.checkpointed_layers, num_layers, layers),
+    )
+
+
+def _without_towers(options: TapeOptions) -> TapeOptions:
+    """The options of a stage that neither sees nor hears."""
+    freeze = replace(
+        options.freeze, vision_tower=False, audio_tower=False, text_tower=False, projector=False
+    )
+    return replace(
+        options,
+        freeze=freeze,
+        images_per_sample=1,
+        image_size=None,
+        audio_seconds=None,
     )
 
 

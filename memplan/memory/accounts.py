@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 
 from memplan.fast_dataclass import dataclass, replace
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import (
     STEP_PHASES,
     ComponentKind,
@@ -19,6 +18,7 @@ from memplan.memory.account import (
     make_phase,
 )
 from memplan.memory.crowds import NOTHING, UNCROWDED, Sizes
+from memplan.memory.ends import batch_of
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.likeness import (
     MICRO_BATCHES,
@@ -157,7 +157,7 @@ def _account(given: RankInput, found: _Weighed) -> RankAccount:
     num_batches = 1 if pipeline is None else pipeline.num_batches
     inputs = Entry(
         ComponentKind.INPUTS,
-        num_batches * max(given.tape.inputs_bytes, ALLOCATION_ROUNDING),
+        num_batches * sum(batch_of(given.tape)),
         "token ids and labels",
     )
     outlined = found.outlined

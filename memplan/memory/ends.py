@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from memplan.graph.core.segments import Operation, Segment, SegmentComponent
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Storage, Tensor
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage, Tensor
 
 _Noted = TypeVar("_Noted")
 
@@ -54,6 +54,11 @@ def pinned_away_bytes(tape: Tape) -> int:
         for away in handed
         if away is not None
     )
+
+
+def batch_of(tape: Tape) -> list[int]:
+    """The blocks of a batch [bytes]: a model that is given none still has one, be it of a single number."""
+    return [each for each in tape.inputs if each] or [ALLOCATION_ROUNDING]
 
 
 def gradient_stays(tape: Tape) -> bool:

@@ -10,9 +10,9 @@ from weakref import proxy
 
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage, Tensor
+from memplan.graph.core.tensors import Storage, Tensor
 from memplan.memory.account import ComponentKind
-from memplan.memory.ends import kept_by, lets_go
+from memplan.memory.ends import batch_of, kept_by, lets_go
 from memplan.memory.passes import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
 from memplan.memory.replaying.ledger import Block, Ledger
@@ -66,10 +66,9 @@ class ForwardPlayback:
 
     def fetch_batch(self) -> None:
         """The first batch; each one after it takes its place."""
-        size = max(self.tape.inputs_bytes, ALLOCATION_ROUNDING)
-        if self.passes.stand_ins:
-            size = self.passes.stand_ins.batch
-        self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
+        stand_ins = self.passes.stand_ins
+        for size in stand_ins.batch if stand_ins else batch_of(self.tape):
+            self.ledger.allocate(size, 0, ComponentKind.INPUTS, "token ids and labels")
 
     def forward(self) -> None:
         """Every segment's forward pass, the hooks behind the model's own included; ``return_loss`` is to follow."""

@@ -127,7 +127,8 @@ class BackwardPass:
 class StandIns(NamedTuple):
     """Numbers that stand for sizes which no event of a pass says (``memplan.memory.shapes``)."""
 
-    batch: int
+    batch: tuple[int, ...]
+    """Each of its tensors."""
     seed: int
     """The gradient that backward begins with."""
     buffers: tuple[int, ...]

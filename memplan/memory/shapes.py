@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Hashable, Iterable
 
 from memplan.fast_dataclass import replace
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Storage
-from memplan.memory.ends import seed_of
+from memplan.graph.core.tensors import Storage
+from memplan.memory.ends import batch_of, seed_of
 from memplan.memory.passes import BackwardPass, ForwardPass, StandIns
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import FIRST_STAND_IN
@@ -32,11 +32,18 @@ def shape_of(given: RankInput, *, workspace_bytes: int) -> tuple[Hashable, list[
     for backward in passes.backward:
         pattern += [backward.segment.index, backward.repeats]
         pattern += _backward_pattern(backward.profile, seen, sizes)
-    buffers = given.tape.buffers_in_use
-    sizes += (*_others(given), *buffers, workspace_bytes)
+    batch, buffers = batch_of(given.tape), given.tape.buffers_in_use
+    sizes += (*batch, _seed_bytes(given), *buffers, workspace_bytes)
     loaded = tuple([each.num_bytes for each in given.tape.buffers])
     loaded += tuple([each.codes_bytes for part in given.tape.segments for each in part.parameters])
-    return (tuple(pattern), seen.kinds(), loaded, len(buffers), workspace_bytes > 0), sizes
+    return (
+        tuple(pattern),
+        seen.kinds(),
+        loaded,
+        len(batch),
+        len(buffers),
+        workspace_bytes > 0,
+    ), sizes
 
 
 def numbered(given: RankInput) -> RankInput:
@@ -49,7 +56,7 @@ def numbered(given: RankInput) -> RankInput:
             forward=[_numbered_forward(each, numbers) for each in passes.forward],
             backward=[_numbered_backward(each, numbers) for each in passes.backward],
             stand_ins=StandIns(
-                batch=numbers.next(),
+                batch=tuple([numbers.next() for _ in batch_of(given.tape)]),
                 seed=numbers.next(),
                 buffers=tuple([numbers.next() for _ in given.tape.buffers_in_use]),
                 workspace=numbers.next(),
@@ -124,10 +131,10 @@ def _backward_pattern(profile: BackwardProfile, seen: _Seen, sizes: list[int]) -
     ]
 
 
-def _others(given: RankInput) -> list[int]:
-    """Sizes that no event of a pass says: of a batch, and of the gradient that backward begins with."""
+def _seed_bytes(given: RankInput) -> int:
+    """Of the gradient that backward begins with."""
     seed = seed_of(given.tape)
-    return [max(given.tape.inputs_bytes, ALLOCATION_ROUNDING), seed.num_bytes if seed else 0]
+    return seed.num_bytes if seed else 0
 
 
 class _Numbers:

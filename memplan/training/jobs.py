@@ -153,8 +153,10 @@ class Job:
     log_probabilities: LogProbabilities = LogProbabilities.ROWWISE
     """How log-probabilities come from logits."""
     completion_length: int | None = None
-    """Tokens at the end of each sequence that were generated, and alone have logits. None: half of
-    the sequence, for kinds that generate [tokens]."""
+    """Tokens at the end of each sequence that were generated. None: half of the sequence, for kinds that
+    generate [tokens]."""
+    scored_length: int | None = None
+    """Tokens at the end of each sequence that have logits. None: those that were generated (TRL); verl computes all [tokens]."""
     longest_completion: int | None = None
     """Tokens of a step's longest completion, which all wait for. None: all are as long as ``completion_length``."""
     rollout: Rollout | None = None
@@ -350,7 +352,7 @@ _OBJECTIVES: Mapping[JobKind, Objective] = {
     JobKind.GRPO: Objective.POLICY_GRADIENT,
 }
 _GENERATION = (
-    "completion_length", "longest_completion", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
+    "completion_length", "scored_length", "longest_completion", "rollout", "rollout_batch_size", "gpu_memory_utilization", "sleep",
     "scoring_batch_size", "leaves",
 )  # fmt: skip
 _OF_CRITIC = ("critic_batch_size", "critic_checkpointing")
@@ -372,7 +374,7 @@ _MEMBERS: Mapping[str, type[Enum]] = {
     "leaves": Leaving, "critic_checkpointing": Recomputation,
 }  # fmt: skip
 _COUNTS = (
-    "completion_length", "longest_completion", "rollout_batch_size", "sleep", "generate_batch_size",
+    "completion_length", "scored_length", "longest_completion", "rollout_batch_size", "sleep", "generate_batch_size",
     "scoring_batch_size", "critic_batch_size",
 )  # fmt: skip
 _FROM_ZERO = frozenset({"sleep"})

@@ -32,6 +32,9 @@ class LogProbabilities(Enum):
     IN_PLACE = "in-place"
     """Out of all logits at once by flash-attn's cross-entropy, whose gradient takes the logits' place (verl
     0.9.1, ``logprobs_from_logits_flash_attn``)."""
+    WHOLE = "whole"
+    """Out of fp32 copies of all logits at once (torchtune 0.6.1, ``modules/transformer.py`` and
+    ``rlhf/sequence_processing.py``, ``logits_to_logprobs``)."""
     FUSED = "fused"
     """Tile by tile out of the hidden states; logits are never there whole (TRL 1.16,
     ``ChunkedLogProbFunction``)."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 ROTATION = "context_parallel_rotate_method"
+IN_CLASSES = "context_parallel_in_classes"
 """The engine's option that says how keys and values of a ring get about."""
 
 _KINDS_OF_SPLIT = {
@@ -157,11 +158,17 @@ class DerivedSetup(SetupFields):
         if kind is None:
             whole = self.chosen_engine is Engine.DEEPSPEED
             kind = ContextParallelKind.ALL_TO_ALL if whole else ContextParallelKind.RING
-        method = dict(self.engine_options).get(ROTATION)
+        options = dict(self.engine_options)
+        method = options.get(ROTATION)
         sends = self.chosen_engine is Engine.MEGATRON
         usual = RotateMethod.ALLTOALL if sends else RotateMethod.ALLGATHER
         rotation = usual if method is None else _rotate_method(method)
-        return ContextParallel(degree=self.context_parallel, kind=kind, rotate_method=rotation)
+        return ContextParallel(
+            degree=self.context_parallel,
+            kind=kind,
+            rotate_method=rotation,
+            in_classes=options.get(IN_CLASSES) is True,
+        )
 
     @property
     def is_pipelined(self) -> bool:

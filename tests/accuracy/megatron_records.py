@@ -77,10 +77,11 @@ def predict_megatron(record: dict[str, Any]) -> dict[str, int]:
     model = load_model(config_of(settings), "causal-lm")
     resolved = setup_of(settings).resolve(model.context_length)
     tape, passes = record_and_walk(model, tape_options(resolved, None))
+    batch_bytes = sum(tape.inputs)
     given = RankInput(tape=tape, passes=passes, setup=resolved)
     figures = figures_of(rank_account(given, rank=settings.get("rank", 0)))
-    figures = {name: value - tape.inputs_bytes for name, value in figures.items()}
-    figures["peak_load"] += tape.inputs_bytes
+    figures = {name: value - batch_bytes for name, value in figures.items()}
+    figures["peak_load"] += batch_bytes
     layers = next(each for each in passes.forward if each.segment.is_layer)
     figures["activations_per_layer"] = layers.later_bytes
     figures["activations"] = passes.after_forward.total_bytes

@@ -196,9 +196,37 @@ def test_megatron_takes_fewer_micro_batches_than_stages() -> None:
         answer(gradient_accumulation_steps=1)
 
 
+def test_a_tower_is_the_first_stages() -> None:
+    """NeMo AutoModel's ``autopipeline`` leaves what sees with the embedding; frozen, it has no gradients there."""
+    setup = memplan.TrainingSetup(
+        num_gpus=2, engine="ddp", precision="bf16", pipeline_parallel=2, gradient_accumulation_steps=2, seq_len=1024,
+        images_per_sample=2,
+    )  # fmt: skip
+    model = memplan.load_model("gemma-3-4b")
+    tower = 417_000_000
+    held = [_held(model, setup, rank) for rank in (0, 1)]
+    frozen = [_held(model, replace(setup, freeze="vision_tower"), rank) for rank in (0, 1)]
+    copied = model.vocab_size * model.hidden_size
+    whole = 2 * (model.num_params + copied)
+    assert sum(parameters for parameters, _ in held) == pytest.approx(whole, rel=1e-4)
+    assert frozen[1] == held[1]
+    assert held[0][1] - frozen[0][1] == pytest.approx(2 * tower, rel=0.01)
+    with pytest.raises(SetupError, match="parts beside a decoder's layers"):
+        memplan.estimate(model, replace(setup, precision=None, **DEEPSPEED))
+    for parts in ("layers.0-3", "all but lm_head"):
+        with pytest.raises(SetupError, match="freeze: is not modelled beside pipeline_parallel"):
+            answer(freeze=parts)
+
+
+def _held(model: memplan.ModelSpec, setup: memplan.TrainingSetup, rank: int) -> tuple[int, int]:
+    """Parameters and gradients of a rank [bytes]."""
+    found = memplan.estimate(model, setup, rank=rank).phases["step"].components
+    return found["parameters"], found["gradients"]
+
+
 def test_what_cannot_be_cut_is_refused() -> None:
     setup = memplan.TrainingSetup(**PIPELINE)
-    for name in ("t5-small", "bert-base-uncased"):
+    for name in ("t5-small", "bert-base-uncased", "llama-3.2-11b-vision"):
         with pytest.raises(SetupError, match="pipeline_parallel: is not modelled for"):
             memplan.estimate(name, setup)
 

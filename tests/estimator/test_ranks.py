@@ -8,11 +8,14 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.estimator.job import Job
 from memplan.memory.account import ComponentKind, Entry, Phase
 from memplan.memory.deepspeed.partition import FlatBuffer
+from memplan.memory.deepspeed.ranks import rank_kinds
 from memplan.model.spec import ModelSpec
 from memplan.report.estimates.account import deciding_text
 from memplan.sources.models import load_model
+from memplan.training.choices import Offload
 from memplan.training.setup import TrainingSetup
 
 
@@ -45,7 +48,7 @@ JOBS = list(product((1, 2), ("none", "cpu"), (1, 3), OPTIONS))
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_no_rank_is_fuller_than_the_one_reported(name: str, num_gpus: int) -> None:
-    """360 jobs of ZeRO-1 and 2."""
+    """360 jobs of ZeRO-1 and 2; those that are told to be alike are."""
     for stage, offload, steps, options in JOBS:
         setup = TrainingSetup(
             num_gpus=num_gpus, num_nodes=1, engine="deepspeed", zero_stage=stage,
@@ -53,10 +56,12 @@ def test_no_rank_is_fuller_than_the_one_reported(name: str, num_gpus: int) -> No
             engine_options=options,
         )  # fmt: skip
         reported = memplan.estimate(MODELS[name], setup)
-        every = [
-            memplan.estimate(MODELS[name], setup, rank=rank).peak_bytes for rank in range(num_gpus)
-        ]
-        assert reported.peak_bytes == max(every) == every[reported.account.rank], setup
+        every = [memplan.estimate(MODELS[name], setup, rank=rank) for rank in range(num_gpus)]
+        peaks = [each.peak_bytes for each in every]
+        assert reported.peak_bytes == max(peaks) == peaks[reported.account.rank], setup
+        for runs in rank_kinds(Job.of(MODELS[name], setup, None).given):
+            ranks = [rank for run in runs for rank in run]
+            assert len({replace(every[rank].account, rank=0) for rank in ranks}) == 1, (setup, runs)
 
 
 def test_the_last_rank_of_an_offloaded_zero_2_job() -> None:
@@ -131,6 +136,17 @@ def test_kinds_of_ranks_are_bounded_by_the_parameters() -> None:
         kinds = buffer.every_rank
         assert len(kinds) <= min(num_ranks, 3 * 120 + 1)
         assert sum(len(kind.ranks) for kind in kinds) == num_ranks
+
+
+def test_ranks_that_only_measure_their_gradients_are_few_kinds() -> None:
+    """Norms that take less than the copy of their bucket a moment before tell nobody apart."""
+    setup = TrainingSetup(num_gpus=64, num_nodes=1, zero_stage=2, seq_len=16)
+    kept, measured = (
+        Job.of(small(503, 9), replace(setup, offload_optimizer=where), None).given
+        for where in (Offload.NONE, Offload.CPU)
+    )
+    assert len(rank_kinds(kept)) > 20
+    assert len(rank_kinds(measured)) == 2
 
 
 MIXTRAL: dict[str, Any] = {"num_gpus": 16, "zero_stage": 3}

@@ -68,13 +68,48 @@ def test_refusals(model: str, fields: dict[str, Any], told: str) -> None:
         memplan.estimate(model, TrainingSetup(**{**SHARED, **fields}))
 
 
+@pytest.mark.parametrize(
+    ("model", "refusal"), [("gemma-3-4b", "a window"), ("qwen3.5-9b", "not all")]
+)
+def test_classes_of_their_own_share_every_layer(model: str, refusal: str) -> None:
+    """Windows and recurrent layers are a stack's own classes' business: each rank has its tokens of them."""
+    fields = {**SHARED, "context_parallel": 2, "seq_len": 4096, "checkpointing": "none"}
+    with pytest.raises(SetupError, match=refusal):
+        memplan.estimate(model, TrainingSetup(**fields))
+    own = {"engine_options": {"context_parallel_in_classes": True}}
+    kept = []
+    for degree in (2, 8):
+        setup = TrainingSetup(
+            **{**fields, **own, "context_parallel": degree, "images_per_sample": 0}
+        )
+        found = memplan.estimate(model, setup)
+        kept.append(found.phases["forward"].components["activations"])
+        assert any("by the model's own classes" in text for text in found.assumptions)
+    assert kept[0] == pytest.approx(4 * kept[1], rel=0.05)
+    with pytest.raises(SetupError, match="no ranks share sequences"):
+        memplan.estimate(model, TrainingSetup(**{**fields, **own, "context_parallel": 1}))
+
+
 def test_deepspeed_shares_heads() -> None:
     shared = memplan.estimate(
         "llama-3.1-8b", TrainingSetup(**{**SHARED, "engine": "deepspeed", "zero_stage": 3})
     )
     assert any("Ulysses" in text for text in shared.assumptions)
-    # Gradients are added up in fp32 where ranks share sequences.
-    assert shared.phases["step"].components["communication_buffers"] == 4 * 500_000_000
+    # Gradients are added up in fp32 where ranks share sequences; a flag for overflow is there from the beginning.
+    assert shared.phases["step"].components["communication_buffers"] == 4 * 500_000_000 + 512
+
+
+def test_deepspeed_reduces_a_rings_gradients_as_any_ranks() -> None:
+    """Only of its own Ulysses it knows that sequences are shared, and adds up in fp32 (``seq_parallel_communication_data_type``)."""
+    buckets = []
+    for kind in ("ring", "all-to-all"):
+        setup = TrainingSetup(
+            num_gpus=8, engine="deepspeed", zero_stage=2, context_parallel=2, context_parallel_kind=kind, seq_len=4096,
+            engine_options={"reduce_bucket_size": 10**9}, checkpointing="full",
+        )  # fmt: skip
+        found = memplan.estimate("llama-3.2-1b", setup)
+        buckets.append(found.phases["backward"].components["communication_buffers"])
+    assert buckets[1] == pytest.approx(2 * buckets[0], rel=0.01)
 
 
 def test_a_card_without_such_a_kernel() -> None:

@@ -224,3 +224,27 @@ def test_exchanges_of_adapters_are_narrow() -> None:
     assert factors["self_attn.q_proj.lora_A.default.weight"] == (4, hidden)
     assert factors["self_attn.o_proj.lora_A.default.weight"] == (8, hidden // 2)
     assert factors["self_attn.o_proj.lora_B.default.weight"] == (hidden, 4)
+
+
+def test_every_rank_has_a_tower_whole() -> None:
+    """No plan names it (transformers' are the text models'): its parameters are spread over the data's ranks alone."""
+    model = memplan.load_model("qwen2.5-vl-7b")
+    tower = model.num_params - memplan.load_model("qwen2.5-7b").num_params
+    whole = {"num_gpus": 8, "engine": "fsdp", "seq_len": 1024, "precision": "bf16"}
+    plain, split = (
+        memplan.estimate(model, TrainingSetup(**whole, tensor_parallel=degree))
+        .phases["backward"]
+        .components
+        for degree in (1, 2)
+    )
+    assert split["parameters"] - plain["parameters"] == pytest.approx(
+        2 * tower * (1 / 4 - 1 / 8), rel=0.01
+    )
+    for fields, told in (
+        ({"sequence_parallel": True}, "no rule for what"),
+        ({"engine": "deepspeed"}, "parts beside"),
+    ):
+        with pytest.raises(SetupError, match=told):
+            memplan.estimate(
+                model, TrainingSetup(**{**whole, "tensor_parallel": 2, **fields, "precision": None})
+            )

@@ -44,6 +44,7 @@ def answer_to(case: dict[str, Any], **fields: Any) -> Estimate:
     return estimate(model, setup, load_gpu("a100-80gb"), rank=0)
 
 
+@pytest.mark.usefixtures("labels_are_ids")
 @pytest.mark.parametrize("case", [pytest.param(each, id=each["id"]) for each in DATA["cases"]])
 def test_as_the_real_run(case: dict[str, Any]) -> None:
     answer, truth = answer_to(case), case["truth"]

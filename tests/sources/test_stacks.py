@@ -307,10 +307,29 @@ def test_torchtitan_shares_a_global_batch_out() -> None:
         read(values, num_gpus=6)
 
 
-def test_degrees_without_gpus_ask_for_the_fewest() -> None:
-    found = read({**TORCHTITAN, "parallelism.tensor_parallel_degree": 4})
-    assert found.setup.num_gpus == 4
-    assert any(note.startswith("4 GPUs, the fewest") for note in found.notes)
+@pytest.mark.parametrize(
+    ("degrees", "count"),
+    [
+        ({}, 8), ({"tensor_parallel_degree": 4}, 8), ({"tensor_parallel_degree": 16}, 16),
+        ({"tensor_parallel_degree": 4, "data_parallel_shard_degree": 1}, 4), ({"data_parallel_shard_degree": 1}, 1),
+    ],
+)  # fmt: skip
+def test_torchtitan_runs_on_what_its_launcher_starts(degrees: dict[str, int], count: int) -> None:
+    """``run_train.sh``: ``NGPU=${NGPU:-"8"}``; where all degrees are said, their product has to be the GPUs (``ParallelDims``)."""
+    found = read({**TORCHTITAN, **{f"parallelism.{name}": each for name, each in degrees.items()}})
+    assert found.setup.num_gpus == count
+    words = "1 GPU," if count == 1 else f"{count} GPUs, as its degrees"
+    assert any(note.startswith(words) for note in found.notes)
+    assert read(TORCHTITAN, num_gpus=2).setup.num_gpus == 2
+
+
+def test_torchtune_takes_log_probabilities_of_fp32_logits() -> None:
+    assert "norm" in str(read(TORCHTUNE).notes)
+    gemma = {**TORCHTUNE, "model": {"_component_": "torchtune.models.gemma2.gemma2_2b"}}
+    found = read(gemma)
+    assert (found.setup.norm, any("norm fused" in each for each in found.notes)) == (None, False)
+    dpo = read({**TORCHTUNE, "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss"}})
+    assert dpo.setup.job.log_probabilities.value == "whole"
 
 
 def test_nemo() -> None:
@@ -361,6 +380,17 @@ def test_axolotls_packed_rows_are_one_sequence_to_its_ring() -> None:
         {**ring, "sample_packing": True, "fsdp_version": 2, "fsdp": ["full_shard"]}, num_gpus=2
     )
     assert (found.setup.packing.value, found.setup.attention) == ("none", None)
+    assert any("ring-flash-attn" in each for each in found.setup.left_out)
+    found = read(
+        {
+            **ring,
+            "sample_packing": True,
+            "deepspeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
+        },
+        num_gpus=2,
+    )
+    shared = found.setup.sequences_shared
+    assert (found.setup.engine.value, shared.kind.value) == ("deepspeed", "ring")
     assert any("ring-flash-attn" in each for each in found.setup.left_out)
 
 
@@ -734,7 +764,11 @@ def test_llama_factorys_preferences(loss: str, kind: str) -> None:
 def test_verl_generates_beside_the_training() -> None:
     job = read(VERL).setup.job
     assert (job.kind.value, job.gpu_memory_utilization, job.sleep) == ("grpo", 0.6, 2)
-    assert (str(job.chosen_rollout.value), job.completion_length) == ("vllm", 4096)
+    assert (str(job.chosen_rollout.value), job.completion_length, job.scored_length) == (
+        "vllm",
+        3072,
+        4096,
+    )
 
 
 def test_torchtunes_distillation() -> None:

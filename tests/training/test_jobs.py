@@ -184,3 +184,22 @@ def test_the_longest_batch_counts() -> None:
 def test_kinds_are_all_read() -> None:
     for kind in JobKind:
         assert estimate(job=kind.value).peak_bytes > 0
+
+
+TORCHTUNES = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 2,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816, "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+MEASURED = {"forward": 4_263_151_832, "backward": 4_262_054_240}
+"""Requested bytes of the third step on PyTorch's CUDA build without a card: fp32 logits, ``logits_to_logprobs`` of torchtune 0.6.1."""
+
+
+def test_log_probabilities_of_fp32_logits_at_once() -> None:
+    job = {"kind": "dpo", "reference": "precomputed", "log_probabilities": "whole"}
+    setup = TrainingSetup(
+        engine="ddp", precision="bf16", micro_batch_size=4, seq_len=1024, optimizer="sgd", job=job
+    )
+    phases = memplan.estimate(TORCHTUNES, setup, gpu="h100-80gb").phases
+    for name, measured in MEASURED.items():
+        assert phases[name].peak_bytes == pytest.approx(measured, rel=0.017)

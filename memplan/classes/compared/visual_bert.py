@@ -150,7 +150,7 @@ class VisualBertModel(BertModel):
         from_batch(run, batch * length, DType.INT64)
         from_batch(run, regions, DType.FP32)
         from_batch(run, batch, DType.INT64)
-        run.inputs_bytes += ids_bytes(run, batch * length + regions) - tokens
+        run.inputs.append(ids_bytes(run, batch * length + regions) - tokens)
 
     def forward(self, batch: int, length: int) -> Encoded:
         self.batch_holds(batch, length)

@@ -116,6 +116,8 @@ class RoCBertModel(BertModel):
 class LayoutLMEmbeddings(TableParts):
     """Tables of the edges, heights and widths of each token's box beside those of BERT."""
 
+    num_buffers = 1
+
     def add_positions(self, config: ConfigReader, width: int) -> None:
         super().add_positions(config, width)
         boxes = config.integer("max_2d_position_embeddings")
@@ -212,6 +214,7 @@ class LayoutLMModel(BertModel):
 
 
 class RemBertEmbeddings(Embeddings):
+    num_buffers = 1
     width_key = "input_embedding_size"
     adds_in_place = True
 

@@ -184,6 +184,7 @@ class DebertaLayer(Layer):
 
 
 class DebertaEmbeddings(TableParts):
+    num_buffers = 1
     norm_class: Callable[[int], Norm] = DebertaLayerNorm
 
     def add_positions(self, config: ConfigReader, width: int) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from memplan.classes.encoders.base import LAYER_NORM, Encoded, Encoder, EncoderLayer, first_token
 from memplan.classes.encoders.layers import Heads
-from memplan.classes.encoders.tables import token_rows
+from memplan.classes.encoders.tables import hold_ids, token_rows
 from memplan.classes.encoders.tasks import (
     EncodedStates,
     MaskedLM,
@@ -36,7 +36,8 @@ class Embeddings(Module):
     def __init__(self, config: ConfigReader) -> None:
         dim, rows = config.integer("dim"), config.integer("vocab_size")
         self.word_embeddings = Embedding(rows, dim, role=WeightRole.TOKEN_TABLE)
-        self.position_embeddings = Embedding(config.integer("max_position_embeddings"), dim)
+        self.num_positions = config.integer("max_position_embeddings")
+        self.position_embeddings = Embedding(self.num_positions, dim)
         self.LayerNorm = LayerNorm(dim)
         self.dropout = Dropout(config.number("dropout"))
 
@@ -46,6 +47,7 @@ class Embeddings(Module):
         embeddings = inputs_embeds + position_embeddings
         embeddings = self.LayerNorm(embeddings)
         embeddings = self.dropout(embeddings)
+        hold_ids(self.run, self.num_positions)
         return embeddings
 
 

@@ -23,7 +23,7 @@ from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, RMS
 from memplan.graph.modules.functional import mean_of_tokens
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.masks import uncached_positions
 from memplan.graph.modules.rotary import RotaryEmbedding
 from memplan.graph.operations.losses import cross_entropy
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -133,10 +133,10 @@ class EuroBertModel(Encoder):
 
     def forward(self, batch: int, length: int) -> Encoded:
         inputs_embeds = token_rows(self.embed_tokens, batch, length)
-        positions = position_ids(self.run, batch, length)
+        positions = uncached_positions(self.run, batch, length)
         x = inputs_embeds
         tables = self.rotary_emb(x, positions)
         for layer in self.layers:
-            x = layer(x, tables, None)
+            x = layer(x, tables, None, unread=positions)
         x = self.norm(x)
         return Encoded(x)

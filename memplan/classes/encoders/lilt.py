@@ -51,6 +51,8 @@ def narrowed(config: ConfigReader) -> ConfigReader:
 
 
 class LiltTextEmbeddings(TableParts):
+    num_buffers = 1
+
     def forward(self, batch: int, length: int, token_type_ids: Handle) -> tuple[Handle, Handle]:
         position_ids = counted_ids(self, batch, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)

@@ -35,6 +35,8 @@ from memplan.model.heads import Task
 
 
 class LukeEmbeddings(TypesLast):
+    num_buffers = 0
+
     def position_ids(self, batch: int, length: int) -> Handle | None:
         return counted_ids(self, batch, length)
 

@@ -25,7 +25,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, La
 from memplan.graph.modules.functional import mean_of_tokens
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import position_ids, two_sided_mask
+from memplan.graph.modules.masks import two_sided_mask, uncached_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import (
     RotaryEmbedding,
@@ -262,7 +262,7 @@ class ModernBertModel(Encoder):
 
     def forward(self, batch: int, length: int) -> Encoded:
         run = self.run
-        positions = position_ids(run, batch, length)
+        positions = uncached_positions(run, batch, length)
         x = self.embeddings(batch, length, self.joined)
         mask_kwargs = x  # the class's own mapping of that name holds it
         near = two_sided_mask(run, batch, length, window=self.window)

@@ -28,6 +28,8 @@ from memplan.model.parameters import WeightRole
 class MPNetEmbeddings(TableParts):
     """Without types of tokens."""
 
+    num_buffers = 1
+
     def add_types(self, config: ConfigReader, width: int) -> None:
         """There are none."""
 

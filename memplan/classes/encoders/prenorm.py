@@ -33,6 +33,7 @@ from memplan.classes.encoders.layers import (
 from memplan.classes.encoders.tables import (
     CountedEmbeddings,
     counted_ids,
+    hold_ids,
     positions_behind_padding,
     token_rows,
 )
@@ -53,7 +54,7 @@ from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import activated, masked_fill_rows
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.masks import uncached_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary_in_fp32
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -160,6 +161,7 @@ class EsmEmbeddings(Module):
     def __init__(self, config: ConfigReader, *, rotary: bool) -> None:
         hidden = config.integer("hidden_size")
         rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
+        self.num_positions = config.integer("max_position_embeddings")
         self.word_embeddings = Embedding(rows, hidden, role=role)
         self.layer_norm = LayerNorm(hidden) if config.flag("emb_layer_norm_before") else None
         self.position_embeddings: Embedding | None = None
@@ -170,6 +172,7 @@ class EsmEmbeddings(Module):
 
     def forward(self, batch: int, length: int) -> Handle:
         run = self.run
+        hold_ids(run, self.num_positions)
         position_ids = counted_ids(self, batch, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         embeddings = inputs_embeds
@@ -310,7 +313,9 @@ class EsmModel(Encoder):
         inputs_embeds = self.embeddings(batch, length)
         tables: Tables | None = None
         if self.rotary_embeddings is not None:
-            tables = self.rotary_embeddings(inputs_embeds, position_ids(self.run, batch, length))
+            tables = self.rotary_embeddings(
+                inputs_embeds, uncached_positions(self.run, batch, length)
+            )
         sequence_output = self.encoder(inputs_embeds, None, tables)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
         return Encoded(sequence_output, pooled_output)

@@ -29,7 +29,7 @@ from memplan.model.networks import FeedForwardSpec
 
 
 class SqueezeBertEmbeddings(TypesLast, NarrowEmbeddings):
-    pass
+    num_buffers = 1
 
 
 def convolution(config: ConfigReader, inputs: str, outputs: str, groups: str) -> Conv1d:

@@ -4,12 +4,14 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, Norm
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
+from memplan.graph.modules.run import Run
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import WeightRole
 
@@ -33,6 +35,13 @@ def zero_ids(module: Module, batch: int, length: int) -> Handle:
     return made_by(module.run, OperationKind.ZEROS, (batch, length), DType.INT64)
 
 
+def hold_ids(run: Run, num_positions: int, num_buffers: int = 1) -> None:
+    """Buffers that no file has (``persistent=False``): left out where fake tensors are followed, as rotary frequencies are."""
+    if not run.decomposed:
+        for _ in range(num_buffers):
+            run.buffer(num_positions, DType.INT64)
+
+
 class TableParts(Module):
     """Tables of tokens, positions and types, a norm, dropout."""
 
@@ -40,8 +49,11 @@ class TableParts(Module):
     dropout_key = "hidden_dropout_prob"
     normed = True
     norm_class: Callable[[int], Norm] = LayerNorm
+    num_buffers = 2
+    """Buffers of a number for each position: those that count them, and types."""
 
     def __init__(self, config: ConfigReader) -> None:
+        self.num_positions = config.integer("max_position_embeddings", default=0)
         width = config.integer(self.width_key)
         rows, role = config.integer("vocab_size"), WeightRole.TOKEN_TABLE
         self.word_embeddings = Embedding(rows, width, role=role)
@@ -49,6 +61,12 @@ class TableParts(Module):
         if self.normed:
             self.LayerNorm = self.norm_class(width)
         self.dropout = Dropout(config.number(self.dropout_key))
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it; its buffers stand behind all of its tables."""
+        made = super().__call__(*args)
+        hold_ids(self.run, self.num_positions, self.num_buffers)
+        return made
 
     def add_tables(self, config: ConfigReader, width: int) -> None:
         """Declare what stands between the tokens' table and the norm."""

@@ -29,7 +29,7 @@ from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.masks import uncached_positions
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary, turn_function
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.model.config import ConfigReader
@@ -150,12 +150,12 @@ class JinaEmbeddingsV3Model(Encoder):
         self.layers = LayerList("encoder.layers", kinds, lambda _: self.layer_class(config))
 
     def forward(self, batch: int, length: int) -> Encoded:
-        positions = position_ids(self.run, batch, length)
+        positions = uncached_positions(self.run, batch, length)
         embedding_output = self.embeddings(batch, length)
         x = embedding_output
         tables = self.rotary_emb(embedding_output, positions)
         for layer in self.layers:
-            x = layer(x, tables, None)
+            x = layer(x, tables, None, unread=positions)
         sequence_output = x
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
         return Encoded(sequence_output, pooled_output)

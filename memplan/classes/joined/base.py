@@ -101,6 +101,8 @@ class JoinedModel(Base):
         """The text model."""
         return self.children[self.called]
 
+    text_part = words
+
     @property
     def eye(self) -> PictureModel:
         """The tower."""
@@ -230,10 +232,14 @@ class JoinedModel(Base):
         """Refuse pictures that a sequence has no room for."""
         options = self.run.options
         tokens = image_features.numel // image_features.shape[-1] // options.batch_size
+        group, length = options.context_parallel, options.seq_len
+        if group is not None and group.in_classes:
+            # Which write over whole sequences, then take their shares.
+            length *= group.degree
         # Of a single token there is no sequence: its parts are asked for, not what a step holds.
-        if 1 < options.seq_len < tokens:
+        if options.seq_len > 1 and tokens > length:
             msg = (
-                f"seq_len: {options.seq_len} tokens have no room for what the model sees or hears in a "
+                f"seq_len: {length} tokens have no room for what the model sees or hears in a "
                 f"sample, {tokens} tokens: a sequence is its text with these; give more, or images_per_sample "
                 "or image_size less"
             )

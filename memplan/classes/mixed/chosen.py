@@ -272,7 +272,7 @@ class GlmMoeDsaModel(DeepseekV32Model):
         tables = self.tables(x, positions)[None]
         topk_indices = None
         for layer in self.layer_list:
-            x, topk_indices = layer(x, tables, mask, topk_indices)
+            x, topk_indices = layer(x, tables, mask, topk_indices, unread=positions)
         x = self.norm(x)
         return x
 

@@ -9,7 +9,6 @@ in narrower heads, and scores every token's queries with the entries; nothing th
 
 from memplan.classes.mixed.deepseek import places_of_best
 from memplan.classes.mixed.sinks import HalfRotaryEmbedding
-from memplan.classes.older.gpt2 import counted_positions
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, UpcastRMSNorm
@@ -23,6 +22,7 @@ from memplan.graph.modules.functional import (
     summed_over,
 )
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate, rotate_half
 from memplan.graph.modules.unread import UnreadGraph

@@ -17,7 +17,6 @@ from memplan.classes.llama import (
 from memplan.classes.mixed.latent import ComplexRotaryEmbedding
 from memplan.classes.mixed.mixtures import SharedExpert
 from memplan.classes.mixed.routers import LinearRouter
-from memplan.classes.older.gpt2 import counted_positions
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
@@ -35,7 +34,7 @@ from memplan.graph.modules.functional import (
     topk,
 )
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import causal_mask
+from memplan.graph.modules.masks import causal_mask, counted_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, Turn, turn_function
 from memplan.model.config import ConfigReader

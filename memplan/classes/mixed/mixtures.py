@@ -363,7 +363,7 @@ class GraniteMoeModel(MixtureModel):
         x = embeds
         tables = self.tables(x, positions)[None]
         for layer in self.layer_list:
-            x = layer(x, tables, masks[layer.kind.window])
+            x = layer(x, tables, masks[layer.kind.window], unread=positions)
         x = self.norm(x)
         return x
 

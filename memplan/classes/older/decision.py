@@ -82,7 +82,7 @@ class DecisionTransformer(Task):
     def stacked(self, batch: int, length: int) -> list[Handle]:
         """Each kind projected and given its step's vector, the three in turn, a norm; what has a name beside it."""
         run = self.run
-        run.inputs_bytes = 0  # there are no tokens
+        run.inputs.clear()  # there are no tokens
         states, actions = (
             given(run, batch, length, self.state_dim),
             given(run, batch, length, self.act_dim),

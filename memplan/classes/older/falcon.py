@@ -249,7 +249,7 @@ class FalconModel(Decoder):
         x = embeds
         tables = self.rotary_emb(x, positions)
         for block in self.h:
-            outputs = block(x, alibi, mask, tables)
+            outputs = block(x, alibi, mask, tables, unread=positions)
             x = outputs[0]
         x = self.ln_f(x)
         return x

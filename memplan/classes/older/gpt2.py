@@ -22,8 +22,8 @@ from memplan.graph.modules.basic import (
 from memplan.graph.modules.functional import softmax, upcast_product
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
 from memplan.model.attention import AttentionForm, Projection
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
@@ -51,11 +51,6 @@ def older_activation(config: ConfigReader, key: str = "activation_function") -> 
 def inner_size(config: ConfigReader) -> int:
     """Width of the network: four times the hidden size where the config is silent."""
     return config.integer("n_inner", "intermediate_size", default=4 * hidden_size(config))
-
-
-def counted_positions(run: Run, length: int) -> Handle:
-    """``torch.arange``: one row of ids for all sequences."""
-    return made_by(run, OperationKind.ARANGE, (length,), DType.INT64)
 
 
 class OlderAttention(HeadAttention):
@@ -242,7 +237,7 @@ class GPT2Model(Decoder):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
-        ids = counted_positions(self.run, length)
+        ids = counted_positions(self.run, length) + 0
         x = embeds
         if received is None:
             position_embeds = self.wpe((1, length), ids)
@@ -251,7 +246,7 @@ class GPT2Model(Decoder):
         if received is None:
             x = self.drop(x)
         for layer in self.h:
-            x = layer(x, mask)
+            x = layer(x, mask, unread=ids)
         x = self.ln_f(x)
         return x
 
@@ -317,7 +312,7 @@ class GPTBigCodeModel(GPT2Model):
         if isinstance(table, Embedding):  # not in a later stage of a pipeline
             run.buffer(table.weight.shape[0] ** 2, DType.BOOL, before="wte")
         embeds = self.embedded(batch, length) if received is None else received
-        ids = counted_positions(run, length)
+        ids = counted_positions(run, length) + 0
         mask = self.masks(batch, length)[None]
         x = embeds
         if received is None:

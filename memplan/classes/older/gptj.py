@@ -11,7 +11,6 @@ from memplan.classes.older.gpt2 import (
     GPTBigCodeMLP,
     GPTBlock,
     OlderAttention,
-    counted_positions,
     hidden_size,
     inner_size,
     older_activation,
@@ -23,7 +22,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, La
 from memplan.graph.modules.functional import made_from, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import position_ids
+from memplan.graph.modules.masks import counted_positions, position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate, rotate_half
 from memplan.model.attention import AttentionForm, Projection
@@ -303,6 +302,7 @@ class GPTNeoSelfAttention(OlderAttention):
         key = key.float()
         weights = matmul(query, key.transpose(2, 3))
         self.run.buffer(self.max_positions**2, DType.BOOL, before="attn")
+        _mask_value = made_by(self.run, OperationKind.ZEROS, (1,), weights.dtype)
         weights = weights.like(self.run.scale(weights.record, OperationKind.WHERE))
         if mask is not None:
             weights = weights + mask
@@ -366,7 +366,7 @@ class GPTNeoModel(GPT2Model):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
-        ids = counted_positions(self.run, length)
+        ids = counted_positions(self.run, length) + 0
         mask = self.masks(batch, length)[None]
         x = embeds
         if received is None:

@@ -5,7 +5,7 @@
 
 from memplan.classes.gemma import ScaledEmbedding
 from memplan.classes.llama import Decoder, DecoderLayer, LayerKind
-from memplan.classes.older.gpt2 import OlderAttention, counted_positions, older_activation
+from memplan.classes.older.gpt2 import OlderAttention, older_activation
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended, attention_function
@@ -21,6 +21,7 @@ from memplan.graph.modules.basic import (
 from memplan.graph.modules.functional import batched_product, made_from, not_below, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
 from memplan.model.attention import AttentionForm

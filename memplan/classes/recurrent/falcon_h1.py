@@ -125,7 +125,7 @@ class FalconH1Model(LlamaModel):
         mask = self.masks(batch, length)[None]
         tables = self.rotary_emb(x, positions)
         for layer in self.layer_list:
-            x = layer(x, tables, mask)
+            x = layer(x, tables, mask, unread=positions)
         x = self.children[self.last](x)
         return x
 

@@ -145,10 +145,10 @@ class NemotronHModel(MambaModel):
         embeds = self.embedded(batch, length) if received is None else received
         embeds, *_ = self.joined(embeds)
         x = embeds
-        _positions = position_ids(self.run, batch, length)
+        positions = position_ids(self.run, batch, length)
         mask = self.masks(batch, length)[None]
         for mixer_block in self.layers:
-            x = mixer_block(x, mask)
+            x = mixer_block(x, mask, unread=positions)
         x = self.norm_f(x)
         return x
 

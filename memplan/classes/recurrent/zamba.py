@@ -406,7 +406,7 @@ class ZambaModel(UnturnedModel):
         mask = self.masks(batch, length)[None]
         tables = self.tables(x, positions)[None]
         for layer in self.layer_list:
-            x = layer(x, original_hidden_states, tables, mask)
+            x = layer(x, original_hidden_states, tables, mask, unread=positions)
         x = self.children[self.last](x)
         return x
 

@@ -15,7 +15,7 @@ from memplan.graph.modules.functional import activated, padded, read_in_rows
 from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import causal_mask, position_ids
+from memplan.graph.modules.masks import causal_mask, position_ids, uncached_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables
 from memplan.model.config import ConfigReader
@@ -183,10 +183,10 @@ class MoonshineEncoder(SoundStack):
         hidden_states = activated(self.conv2(hidden_states), Activation.GELU)
         hidden_states = activated(self.conv3(hidden_states), Activation.GELU)
         hidden_states = read_in_rows(hidden_states.permute(0, 2, 1))
-        positions = position_ids(self.run, 1, hidden_states.shape[1])
+        positions = uncached_positions(self.run, 1, hidden_states.shape[1])
         position_embeddings = self.rotary_emb(hidden_states, positions)
         for encoder_layer in self.layers:
-            hidden_states = encoder_layer(hidden_states, position_embeddings)
+            hidden_states = encoder_layer(hidden_states, position_embeddings, unread=positions)
         hidden_states = self.layer_norm(hidden_states)
         return hidden_states
 
@@ -210,7 +210,7 @@ class MoonshineDecoder(SoundDecoder):
         position_embeddings = self.rotary_emb(hidden_states, positions)
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(
-                hidden_states, position_embeddings, mask, encoder_hidden_states
+                hidden_states, position_embeddings, mask, encoder_hidden_states, unread=positions
             )
         hidden_states = self.children["norm"](hidden_states)
         return hidden_states

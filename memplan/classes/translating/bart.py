@@ -39,7 +39,7 @@ from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import Embedding, LayerNorm, dropout
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import padded_mask
+from memplan.graph.modules.masks import counted_positions, padded_mask, padding
 from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -125,12 +125,20 @@ class BartEncoder(BartStack):
 class BartDecoder(BartStack):
     name = "decoder"
     layer_class: Callable[[ConfigReader], LayerParts] = BartDecoderLayer
+    counts = pads = True
+    """It makes position ids, and a mask of ones for its padding."""
+    renames = False
+    """The name of its ids is that of their vectors then; else it is the ones' that is the causal mask's."""
 
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
+        position_ids = counted_positions(self.run, length) + 0 if self.counts else None
+        attention_mask = padding(self.run, batch, length) if self.pads else None
         mask = self.mask(batch, length)
-        positions = self.positions(batch, length)
+        attention_mask = attention_mask if self.renames else None  # or else the mask has its name
+        positions = self.positions(batch, length, position_ids)
+        position_ids = None if self.renames else position_ids  # or else the vectors have theirs
         x = inputs_embeds + positions
         if self.norms_embedding:
             x = self.layernorm_embedding(x)
@@ -143,10 +151,10 @@ class BartDecoder(BartStack):
         """Of tokens before one another."""
         return padded_mask(self.run, batch, length)
 
-    def positions(self, batch: int, length: int) -> Handle:
+    def positions(self, batch: int, length: int, position_ids: Handle | None) -> Handle:
         """Rows of the table: it is told the positions, which are those of all sequences."""
         del batch
-        found: Handle = self.embed_positions((1, length))
+        found: Handle = self.embed_positions((1, length), position_ids)
         return found
 
 
@@ -202,6 +210,7 @@ class MBartEncoder(BartEncoder):
 
 
 class MBartDecoder(BartDecoder):
+    renames = True
     layer_class: Callable[[ConfigReader], LayerParts] = MBartDecoderLayer
     norms_last = True
 
@@ -244,9 +253,9 @@ class M2M100Encoder(MBartEncoder):
 
 class M2M100Decoder(MBartDecoder):
     positions_class: Callable[[ConfigReader], Module] = PositionBuffer
-    norms_embedding = False
+    norms_embedding = counts = renames = False
 
-    def positions(self, batch: int, length: int) -> Handle:
+    def positions(self, batch: int, length: int, position_ids: Handle | None) -> Handle:  # noqa: ARG002
         """Counted from the ids."""
         found: Handle = self.embed_positions((batch, length))
         return found

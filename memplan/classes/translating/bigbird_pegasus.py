@@ -20,7 +20,7 @@ from memplan.classes.translating.stacks import (
     LastTokenClassification,
     SpanAnswering,
     Tasks,
-    clamped,
+    checked,
 )
 from memplan.classes.translating.tables import PositionsWithoutOffset
 from memplan.dtypes import DType
@@ -28,7 +28,7 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, dropout
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import written_mask
+from memplan.graph.modules.masks import counted_positions, padding, written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
@@ -90,7 +90,7 @@ class BigBirdPegasusEncoderLayer(EncoderLayerParts):
         x = self.fc2(x)
         x = dropout(x, self.dropout)
         x = residual + x
-        return clamped(x)
+        return checked(x)
 
 
 class BigBirdPegasusDecoderLayer(MBartDecoderLayer):
@@ -174,8 +174,10 @@ class BigBirdPegasusDecoder(NormedStack, BartDecoder):
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
-        position_ids = made_by(self.run, OperationKind.ARANGE, (length,), DType.INT64)
+        position_ids = counted_positions(self.run, length) + 0
+        attention_mask = padding(self.run, batch, length)
         mask = self.mask(batch, length)
+        del attention_mask  # the name is the causal mask's
         positions = self.embed_positions((1, length), position_ids)
         x = inputs_embeds + positions
         x = dropout(x, self.dropout)

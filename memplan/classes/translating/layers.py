@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from memplan.classes.translating.stacks import (
     StackLayer,
+    checked,
     clamped,
     projected_heads,
 )
@@ -167,7 +168,7 @@ class BartEncoderLayer(EncoderLayerParts):
         x = dropout(x, self.dropout)
         x = residual + x
         x = self.final_layer_norm(x)
-        return x
+        return checked(x)
 
 
 class BartDecoderLayer(DecoderLayerParts):

@@ -19,7 +19,12 @@ from memplan.classes.translating.layers import (
     LayerParts,
     Projections,
 )
-from memplan.classes.translating.stacks import SpanAnswering, Tasks, clamped, projected_heads
+from memplan.classes.translating.stacks import (
+    SpanAnswering,
+    Tasks,
+    checked,
+    projected_heads,
+)
 from memplan.classes.translating.tables import PositionsWithoutOffset, WordEmbedding
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -107,7 +112,7 @@ class LEDEncoderLayer(EncoderLayerParts):
         x = dropout(x, self.dropout)
         x = residual + x
         x = self.final_layer_norm(x)
-        return clamped(x)
+        return checked(x)
 
 
 class LEDDecoderLayer(BartDecoderLayer):
@@ -189,6 +194,7 @@ def inverted(mask: Handle, dtype: DType) -> Handle:
 
 
 class LEDDecoder(BartDecoder):
+    counts = pads = False
     table_class: type[Embedding] = WordEmbedding
     layer_class: Callable[[ConfigReader], LayerParts] = LEDDecoderLayer
     positions_class: Callable[[ConfigReader], Module] = DecoderPositions

@@ -20,7 +20,7 @@ from memplan.classes.translating.tables import (
 )
 from memplan.graph.modules.basic import Embedding, dropout
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.masks import padded_mask
+from memplan.graph.modules.masks import counted_positions, padded_mask, padding
 from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
 
@@ -48,13 +48,19 @@ class OuterDecoder(BartStack):
     table_class: type[Embedding] = WordEmbedding
     positions_class: Callable[[ConfigReader], Module] = FixedPositions
     norms_embedding = False
+    renames = True
+    """The name of its position ids is that of their vectors then."""
 
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         inputs_embeds = inputs_embeds * 1.0
+        position_ids: Handle | None = counted_positions(self.run, length) + 0
+        _attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
-        positions = self.embed_positions((batch, length))
+        positions = self.embed_positions((batch, length), position_ids)
+        if self.renames:
+            position_ids = None
         x = inputs_embeds + positions
         x = dropout(x, self.dropout)
         for decoder_layer in self.layers:
@@ -92,6 +98,7 @@ class PegasusEncoder(OuterEncoder):
 class PegasusDecoder(OuterDecoder):
     layer_class: Callable[[ConfigReader], LayerParts] = MBartDecoderLayer
     norms_last = True
+    renames = False
 
 
 class PegasusModel(Translator):
@@ -117,8 +124,10 @@ class BlenderbotSmallDecoder(BartStack):
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
+        position_ids = counted_positions(self.run, length) + 0
+        _attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
-        position_ids = self.embed_positions((batch, length))
+        position_ids = self.embed_positions((batch, length), position_ids)
         inputs_embeds = self.layernorm_embedding(inputs_embeds)
         x = inputs_embeds + position_ids
         x = dropout(x, self.dropout)

@@ -25,7 +25,7 @@ from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import padded, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import padded_mask
+from memplan.graph.modules.masks import padded_mask, padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
@@ -279,6 +279,7 @@ class PegasusXDecoder(PegasusXStack):
     def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
+        _attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
         position_ids = self.embed_positions(length)
         x = inputs_embeds + position_ids

@@ -12,7 +12,7 @@ from memplan.classes.sensed.counted import declare_all
 from memplan.dtypes import DType
 from memplan.families.request import ReadRequest
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.functional import activated
@@ -360,6 +360,18 @@ def clamped(x: Handle) -> Handle:
         backward_scratch_bytes=comparisons * allocated_bytes(x.numel, DType.BOOL),
     )  # fmt: skip
     return x.like(made)
+
+
+def checked(x: Handle) -> Handle:
+    """Whether fp16 hidden states are finite, as those of a run that learns are: they are clamped else."""
+    if x.dtype is DType.FP16:
+        copy, bits = x.record.storage.num_bytes, allocated_bytes(x.numel, DType.BOOL)
+        every = empty(x.run, (1,), DType.BOOL)
+        x.run.record(
+            OperationKind.ABS, (x.record,), (every.record,),
+            forward_scratch_bytes=(copy, bits, bits, bits, ~2, ~1, ~0, RESULT),
+        )  # fmt: skip
+    return x
 
 
 def projected_heads(key: Handle, head_dim: int) -> Handle:

@@ -9,6 +9,7 @@ from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 
@@ -43,9 +44,9 @@ class LearnedPositions(Embedding):
         super().__init__(rows, config.integer("d_model"))
 
     def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
-        """Of each sequence of the batch; where there is one, of all."""
-        ids = made_by(self.run, OperationKind.ARANGE, shape, DType.INT64)
-        return super().forward(shape, ids)
+        """Of each sequence of the batch; where there is one, of all. ``ids``: the caller has counted them."""
+        position_ids = counted_positions(self.run, shape[-1]) if ids is None else ids
+        return super().forward(shape, position_ids.apart(OperationKind.ADD_SCALAR, shape=shape))
 
 
 class PositionsWithoutOffset(LearnedPositions):
@@ -55,7 +56,8 @@ class PositionsWithoutOffset(LearnedPositions):
 
     def forward(self, shape: tuple[int, ...], ids: Handle | None = None) -> Handle:
         """One row for all sequences, which has no dimension for them."""
-        return super().forward(shape[-1:], ids)
+        position_ids = counted_positions(self.run, shape[-1]) if ids is None else ids
+        return Embedding.forward(self, shape[-1:], position_ids)
 
 
 class FixedPositions(PositionsWithoutOffset):

@@ -12,7 +12,7 @@ PIECES = 2
 """Of each rank's share of a sequence in a ring: one from the front and one from the back."""
 
 _ENGINES = {
-    ContextParallelKind.RING: (Engine.FSDP, Engine.DDP, Engine.MEGATRON),
+    ContextParallelKind.RING: (Engine.FSDP, Engine.DDP, Engine.DEEPSPEED, Engine.MEGATRON),
     ContextParallelKind.ALL_TO_ALL: (Engine.DEEPSPEED, Engine.FSDP, Engine.FSDP1, Engine.MEGATRON),
 }
 

@@ -41,9 +41,11 @@ PIECES = 2
 """Of each rank's share of a sequence: one from the front and one from the back."""
 
 
-def check_shared(model: ModelSpec) -> None:
+def check_shared(model: ModelSpec, group: ContextParallel) -> None:
     """Refuse models whose ranks cannot share sequences.
 
+    What the model's own classes do is theirs: of windows a ring keeps as much as of all tokens, and of a layer without
+    attention each rank has its own tokens, or some channels of all. Elsewhere:
     accelerate 1.15, ``_attach_context_parallel_hooks``: masks are dropped for a plain causal one.
     Raises ``SetupError``.
     """
@@ -53,10 +55,11 @@ def check_shared(model: ModelSpec) -> None:
         )
     specs = attentions(model.stacks[0])
     layers = [run.layer for run in model.stacks[0].runs]
-    if any(not isinstance(each.attention, AttentionSpec) for each in layers):
+    hands_on = group.in_classes
+    if not hands_on and any(not isinstance(each.attention, AttentionSpec) for each in layers):
         _refuse(model, "not all of its layers mix tokens by attention")
     for spec in specs:
-        if spec.sliding_window is not None:
+        if spec.sliding_window is not None and not hands_on:
             _refuse(model, "some layers look at a window alone, and ring attention knows no mask")
         if not _is_plain(spec):
             _refuse(model, "its attention is not torch's causal one")

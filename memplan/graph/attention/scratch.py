@@ -24,14 +24,18 @@ FLASH_ROWS = 128
 
 
 def flash_forward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
-    """Blocks of scratch inside flash attention's forward kernel, once its results are there [bytes].
+    """Blocks of scratch inside flash attention's forward kernel, between its results and its random state [bytes].
 
     Where keys are shared between thread blocks (``memplan.training.choices_of_kernels.flash_splits``), each has a log-sum-exp
     and an fp32 output of its own; dropout is not run so, nor are sequences that lie in one row (csrc/flash_attn/
-    flash_api.cpp, ``set_params_splitkv``).
+    flash_api.cpp, ``set_params_splitkv``). Dropout's own state takes the place of one that was made for none (``mha_fwd``).
     """
     spec = shape.spec
-    if t.decomposed or shape.is_varlen or dropout_probability(t, spec.dropout):
+    if t.decomposed:
+        return ()
+    if dropout_probability(t, spec.dropout):
+        return (RESULT, RESULT, ALLOCATION_ROUNDING, RESULT, ~2)
+    if shape.is_varlen:
         return ()
     head_dim = round_up(spec.head_dim, FLASH_HEAD_MULTIPLE)
     heads = shape.batch * spec.num_heads
@@ -41,7 +45,8 @@ def flash_forward_scratch(t: Tape, shape: Shape) -> tuple[int, ...]:
     if splits == 1:
         return ()
     rows = splits * heads * shape.queries
-    return (RESULT, _rounded(4 * rows), _rounded(4 * rows * _flash_width(head_dim)), ~1, ~2)
+    blocks = _rounded(4 * rows), _rounded(4 * rows * _flash_width(head_dim))
+    return (RESULT, RESULT, *blocks, RESULT, ~2, ~3)
 
 
 def _flash_width(head_dim: int) -> int:

@@ -60,8 +60,8 @@ class Recording:
         """The block of a layer that is being written down."""
         self.segments: list[Segment] = []
         self.segment = Segment("", 0, repeat=1, checkpointed=False)
-        self.inputs_bytes = 0
-        """Token ids, labels and whatever else the batch itself holds [bytes]."""
+        self.inputs: list[int] = []
+        """What the batch itself holds, tensor by tensor: token ids, labels and whatever else [bytes]."""
         self.declared: tuple[tuple[str, ...], ...] = ()
         """The order in which the class declares its parameters: the name of a segment, then modules
         of it or single parameters, for each stretch; empty: not known."""
@@ -245,6 +245,11 @@ class Recording:
                 storage.last_read = max(storage.last_read, position)
                 self._touches += 1
                 storage.touched = self._touches
+
+    def be_handed(self, tensor: Tensor) -> None:
+        """Note that the segment is given a tensor of an earlier one, whether it reads it or not."""
+        if tensor.storage.segment >= 0:
+            _note(self.segment.external_reads, tensor.storage)
 
     def enter(self, module: str) -> None:
         """Note that a module is called here that owns no parameters itself: the model, a dropout."""

@@ -63,7 +63,7 @@ def record_megatron(model: ModelSpec, options: TapeOptions, settings: MegatronLa
     t = Tape(options, source=model.source)
     c = _context(t, model, settings)
     stage = options.stage or StagePlace(is_first=True, is_last=True)
-    t.inputs_bytes = _input_bytes(c)
+    t.inputs = _input_blocks(c)
     stack = model.stacks[0]
     vocabulary = padded_vocabulary(model, settings, degree) // degree
     if stage.is_first:
@@ -100,10 +100,10 @@ def _context(t: Tape, model: ModelSpec, settings: MegatronLayers) -> MegatronCon
     )
 
 
-def _input_bytes(c: MegatronContext) -> int:
-    """Ids, positions, labels and the loss's mask; of a pipeline each stage fetches some of them."""
+def _input_blocks(c: MegatronContext) -> list[int]:
+    """Ids, positions, labels and the loss's mask [bytes]; of a pipeline each stage fetches some of them."""
     ids, mask = (c.tape.tensor(c.tokens, dtype) for dtype in (DType.INT64, DType.FP32))
-    return 3 * ids.storage.num_bytes + mask.storage.num_bytes
+    return [*3 * [ids.storage.num_bytes], mask.storage.num_bytes]
 
 
 def _finish(

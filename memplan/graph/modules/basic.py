@@ -297,10 +297,14 @@ class RMSNorm(Norm):
 
     kind = NormKind.RMS
 
+    def is_hooked(self, x: Handle) -> bool:
+        """Whether an engine's hook stands before the sum of its input's gradients, with no cast behind it."""
+        return self.run.options.module_hooks and x.dtype is DType.FP32
+
     def forward(self, x: Handle) -> Handle:
         """Over the last dimension."""
         dtype = x.dtype
-        x = x.float()
+        x = x.aliased() if self.is_hooked(x) else x.float()
         variance = x.pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         return scaled(self, self.weight, x.to(dtype))
@@ -317,7 +321,7 @@ class UpcastRMSNorm(RMSNorm):
     def forward(self, x: Handle) -> Handle:
         """Over the last dimension."""
         dtype = x.dtype
-        x = x.float()
+        x = x.aliased() if self.is_hooked(x) else x.float()
         variance = x.pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         return scaled(self, self.weight, x).to(dtype)

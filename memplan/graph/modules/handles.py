@@ -231,14 +231,18 @@ class Handle:
     def narrow(self, size: int, dim: int = -1) -> "Handle":
         """``x[..., a:b]``: its gradient is a tensor of zeros in rows, whatever lies beneath."""
         if size == self.shape[dim]:
-            whole = Handle(self.run, self.run.alias(self.record), self.shape, self.strides)
-            return self.leads_to(whole)
+            return self.aliased()
         shape = list(self.shape)
         shape[dim] = size
         record = self.run.slice(self.record, prod(shape))
         return self.leads_to(
             Handle(self.run, record, tuple(shape), self.strides), in_rows(self.shape)
         )
+
+    def aliased(self) -> "Handle":
+        """The whole as a view, whose gradients are summed up before they go on."""
+        whole = Handle(self.run, self.run.alias(self.record), self.shape, self.strides)
+        return self.leads_to(whole)
 
     def split(self, *sizes: int, dim: int = -1) -> "list[Handle]":
         """Parts along a dimension; their gradients are joined into one tensor of rows."""

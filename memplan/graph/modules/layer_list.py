@@ -216,8 +216,9 @@ class Layer:
         """What sets it apart from other layers."""
         return self._stretch.kind
 
-    def __call__(self, x: Handle, *args: Any) -> Any:
-        """Run it once for all that are like it.
+    def __call__(self, x: Handle, *args: Any, unread: Handle | None = None) -> Any:
+        """Run it once for all that are like it; of what it is handed it may leave something ``unread``, which a
+        checkpoint keeps as all the rest.
 
         What it returns beside the hidden states the model holds until the next layer has returned.
         They are not where one gives another format than it is given, or the first trained one stands
@@ -239,6 +240,8 @@ class Layer:
             further=beside,
         )  # fmt: skip
         self._describe()
+        if unread is not None:
+            run.be_handed(unread.record)
         if run.options.casts_inputs:
             args = _cast(args)
         returned = self._module(x, *args)

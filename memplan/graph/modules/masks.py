@@ -44,6 +44,11 @@ def causal_mask(
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
+def padding(run: Run, batch: int, length: int) -> Handle:
+    """The ones themselves."""
+    return made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
+
+
 def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
     """The causal mask of a class that makes one of ones for its padding, though all tokens are there.
 
@@ -117,9 +122,30 @@ def _packed(run: Run, shape: Shape, *, windowed: bool) -> Handle:
 
 
 def position_ids(run: Run, batch: int, length: int) -> Handle:
-    """Those of the batch, where it brings some, or one row for all."""
-    own = run.options.packing is Packing.DOCUMENTS or run.options.context_parallel is not None
-    return from_batch(run, (batch if own else 1, length))
+    """Those of the batch, where it brings some, or one row for all: counted from what a cache has, which is nothing.
+
+    A stage of a pipeline is a module of its own, and knows no cache.
+    """
+    if brings_positions(run) or run.options.stage is not None:
+        return uncached_positions(run, batch, length)
+    return (counted_positions(run, length) + 0).unsqueeze(0)
+
+
+def uncached_positions(run: Run, batch: int, length: int) -> Handle:
+    """The same of a class that knows no cache."""
+    if brings_positions(run):
+        return from_batch(run, (batch, length))
+    return counted_positions(run, length).unsqueeze(0)
+
+
+def brings_positions(run: Run) -> bool:
+    """Whether the batch says which token stands where."""
+    return run.options.packing is Packing.DOCUMENTS or run.options.context_parallel is not None
+
+
+def counted_positions(run: Run, length: int) -> Handle:
+    """``torch.arange``: one row of ids for all sequences."""
+    return made_by(run, OperationKind.ARANGE, (length,), DType.INT64)
 
 
 def from_batch(run: Run, shape: Shape, dtype: DType = DType.INT64) -> Handle:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
-from memplan.graph.modules.handles import ComplexHandle, Handle, empty, made_by
+from memplan.graph.modules.handles import ComplexHandle, Handle, empty
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
@@ -39,7 +39,10 @@ class RotaryEmbedding(Module):
             table = complex_table(run, rows * length, width)
             whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
+        angles = rows, length, (width + 1) // 2
+        counted = positions.float().view(rows, length, 1)
+        freqs = counted.apart(OperationKind.MUL, shape=angles)
+        del counted
         emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)

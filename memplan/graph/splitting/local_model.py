@@ -16,6 +16,7 @@ from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlaceme
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
+from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices_of_kernels.kernels import ExpertKernel
 from memplan.training.splitting.parallelism import TensorParallel, TensorParallelKind
 from memplan.units import ceil_div
@@ -72,7 +73,7 @@ def divided(size: int, degree: int, what: str) -> int:
 
 
 def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
-    """Refuse what is not one decoder over a plain token table."""
+    """Refuse what is not one decoder over a plain token table; towers beside it every rank has whole (no plan names them)."""
     if len(model.stacks) != 1 or model.task is not Task.CAUSAL_LM:
         _refuse(
             model, f"only decoders with a language model's head are, and this is {model.task.value}"
@@ -80,8 +81,15 @@ def _check_whole(model: ModelSpec, group: TensorParallel) -> None:
     if group.kind is TensorParallelKind.AUTOTP:
         _check_autotp(model, group)
     stack = model.stacks[0]
-    if model.has_towers or stack.projected_out:
+    crossed = model.join is not None and model.join.joining is Joining.CROSSED
+    if (
+        stack.projected_out
+        or crossed
+        or (model.has_towers and group.kind is not TensorParallelKind.DTENSOR)
+    ):
         _refuse(model, "it has parts beside a decoder's layers")
+    if model.has_towers and group.sequence:
+        _refuse(model, "sequence_parallel has no rule for what its towers give")
     spec = stack.embedding
     if spec is None or not _is_plain(spec):
         _refuse(model, "its embedding is more than a token table")

@@ -26,15 +26,18 @@ _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
             "apertus arcee cohere cohere2 deepseek_v2 deepseek_v32 dots1 ernie4_5_moe exaone4 "
             "gemma gemma2 gemma3_text glm4_moe glm_moe_dsa granite helium hy_v3 hyperclovax jais2 "
             "laguna llama ministral3 mistral mixtral nemotron olmo phi qwen2 qwen3 qwen3_moe "
-            "seed_oss smollm3 starcoder2 vaultgemma"
+            "seed_oss smollm3 starcoder2 vaultgemma "
+            # Of these the plan is the text model's, and the head has its class's own.
+            "aya_vision gemma3 glm4v_moe idefics3 internvl llava llava_next llava_next_video llava_onevision mistral3 paligemma "
+            "qwen2_5_vl qwen2_vl qwen3_vl_moe smolvlm"
         ),
     ),
     # Its token table is called otherwise than the one that every plan splits.
     (SplitPlan(table=Sharing.WHOLE), "gpt_neox"),
-    (_ATTENTION_WHOLE, "deepseek_v3"),
+    (_ATTENTION_WHOLE, "deepseek_v3 kimi_k25"),
     (_EXPERTS_ALONE, "afmoe granitemoe phimoe"),
     (_ATTENTION_JOINED, "minimax_m2 olmo2 olmo3 olmoe"),
-    (SplitPlan(network=Sharing.JOINED), "glm glm4"),
+    (SplitPlan(network=Sharing.JOINED), "glm glm4 glm4v"),
     (SplitPlan(attention=Sharing.JOINED, network=Sharing.JOINED), "phi3"),
     (_SHARED_WHOLE, "glm4_moe_lite qwen2_moe"),
     (SplitPlan(network=Sharing.WHOLE, shared=Sharing.WHOLE), "solar_open"),

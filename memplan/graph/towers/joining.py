@@ -94,10 +94,15 @@ def joined_embeddings(
 def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:
     """Refuse pictures or sound that a sequence has no room for."""
     tokens = features.numel // model.hidden_size // t.options.batch_size
+    group, length = t.options.context_parallel, t.options.seq_len
+    if (
+        group is not None and group.in_classes
+    ):  # which write over whole sequences, then take their shares
+        length *= group.degree
     # Of a single token there is no sequence: its parts are asked for, not what a step holds.
-    if t.options.seq_len > 1 and tokens > t.options.seq_len:
+    if t.options.seq_len > 1 and tokens > length:
         msg = (
-            f"seq_len: {t.options.seq_len} tokens have no room for what {model.name} sees or hears in a "
+            f"seq_len: {length} tokens have no room for what {model.name} sees or hears in a "
             f"sample, {tokens} tokens: a sequence is its text with these; give more, or images_per_sample "
             "or image_size less"
         )

@@ -93,5 +93,5 @@ def sensed(t: Tape, numel: int, *, casts: bool = False) -> Tensor:
 def from_batch(t: Tape, numel: int, dtype: DType) -> Tensor:
     """A tensor of the batch, which is there before the step; counted with it."""
     storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-    t.inputs_bytes += storage.num_bytes
+    t.inputs.append(storage.num_bytes)
     return Tensor(numel, dtype, storage)

@@ -60,11 +60,11 @@ class Player(Values):
     def play(self) -> None:
         """All stretches, one after another."""
         t, program = self.t, self.program
-        t.inputs_bytes = sum(
+        t.inputs = [
             t.tensor(self.numel(number), self.dtype(number)).storage.num_bytes
             for number, value in enumerate(program.values)
             if value.input
-        )
+        ]
         stretches = self.stretches
         for index, stretch in enumerate(stretches):
             self._made_in |= dict.fromkeys(stretch.made, index)

@@ -50,6 +50,8 @@ def objective_outputs(
         t.compiled_before = t.segment.index
         return _ended(t, fused_log_probabilities(t, x, weight, rows))
     logits = project(x)
+    if t.options.log_probabilities is LogProbabilities.WHOLE:
+        logits = t.cast(logits, DType.FP32)
     if objective is not Objective.DIVERGENCE or t.options.compile is Compilation.MODEL:
         _return(t, logits)
     if objective is Objective.DIVERGENCE:
@@ -115,6 +117,10 @@ def log_probabilities(t: Tape, logits: Tensor, rows: int, vocab_size: int) -> Te
     numel = max(rows - 1, 1) * vocab_size
     cut = t.slice(logits, batch * numel)
     tokens = max(rows - 1, 1)
+    if t.options.log_probabilities is LogProbabilities.WHOLE:
+        picked = _gather(t, _log_softmax(t, t.scale(cut)), batch * tokens)
+        t.touch(logits)
+        return picked
     if logits.dtype is DType.FP32:
         picked = _gather(t, cut, batch * tokens)
         sums = [_log_sum(t, row, tokens) for row in _rows(t, cut, batch, numel)]

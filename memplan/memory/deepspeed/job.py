@@ -18,6 +18,7 @@ from memplan.training.choices import Offload, ZeroStage
 from memplan.training.optimizers import Optimizer
 from memplan.training.optimizers.script import Stepped, state_bytes
 from memplan.training.optimizers.table import chosen
+from memplan.training.splitting.context_parallel import ContextParallelKind
 
 MASTER_BYTES = 4
 """Bytes of an element of the master weights, of each state and of the gradients of a step."""
@@ -155,7 +156,9 @@ def prepare_job(given: RankInput, *, rank: int, capacity_bytes: int | None = Non
     weights = model_weights(given.tape)
     accumulated = options.grad_accum_dtype or formats.gradients
     communicated = options.communication_data_type or formats.weights
-    if setup.context_parallel > 1:
+    shared = setup.sequences_shared
+    if shared is not None and shared.kind is ContextParallelKind.ALL_TO_ALL:
+        # A ring is none of DeepSpeed's: to it each rank has data of its own.
         communicated = options.sequence_communication_dtype or DType.FP32
     return Job(
         given=given,

@@ -1,7 +1,7 @@
 """Which ranks of DeepSpeed hold the same, and which may hold most."""
 
 from memplan.fast_dataclass import dataclass
-from memplan.memory.deepspeed.job import Job, prepare_job
+from memplan.memory.deepspeed.job import Job, prepare_job, rounded
 from memplan.memory.deepspeed.partition import FlatBuffer, RankKind
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.rank import RankInput
@@ -15,49 +15,94 @@ def rank_kinds(given: RankInput) -> list[tuple[range, ...]]:
     if not _ranks_differ(job):
         return [(range(1),), *([(others,)] if others else [])]
     buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
-    reductions = _reductions(job, buffer)
+    buckets = _buckets(job, buffer, _arrivals(job))
     alike: dict[object, list[range]] = {}
     for kind in buffer.every_rank:
-        own = _own_reductions(kind, reductions)
+        own = _on_host(kind, buckets, job) if _measures_alone(job) else _on_gpu(kind, buckets)
         for run in (range(1), range(max(1, kind.ranks.start), kind.ranks.stop)):
             if run and run.start in kind.ranks:
-                alike.setdefault((not run.start, kind.whole_numel, own), []).append(run)
+                alike.setdefault((not run.start, own), []).append(run)
     return [tuple(runs) for runs in alike.values()]
 
 
-def _own_reductions(kind: RankKind, reductions: dict[int, tuple[int, range]]) -> object:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bucket:
+    """Gradients that are reduced together."""
+
+    number: int
+    ranks: range
+    """From which one's part to which one's they go."""
+    is_large: bool
+    """There is one alone, which is larger than a bucket."""
+    copied_bytes: int
+    """What the largest flat copy takes through which they are summed."""
+
+
+_NONE = _Bucket(number=-1, ranks=range(0), is_large=False, copied_bytes=0)
+"""Of what has no gradient."""
+
+
+def _on_gpu(kind: RankKind, buckets: dict[int, _Bucket]) -> object:
     """All that tells a rank's steps apart: what of its part is reduced when, and which buckets are its
     own from end to end."""
     slices = []
     for index, numel in kind.slices:
-        number, ranks = reductions.get(index, (-1, range(0)))
-        slices.append((number, numel, len(kind.ranks) == len(ranks) == 1 and kind.ranks == ranks))
-    return tuple(slices)
+        bucket = buckets.get(index, _NONE)
+        alone = len(kind.ranks) == len(bucket.ranks) == 1 and kind.ranks == bucket.ranks
+        slices.append((bucket.number, numel, alone))
+    return kind.whole_numel, tuple(slices)
 
 
-def _reductions(job: Job, buffer: FlatBuffer) -> dict[int, tuple[int, range]]:
-    """With which bucket each parameter's gradient is reduced, by its number, and from which rank's part to
-    which that bucket's gradients go."""
+def _measures_alone(job: Job) -> bool:
+    """Whether a rank keeps nothing of its gradients on the GPU, and only measures what goes to the CPU."""
+    return job.offloads_optimizer and not job.accumulates_apart
+
+
+def _on_host(kind: RankKind, buckets: dict[int, _Bucket], job: Job) -> object:
+    """The same where gradients go to the CPU: norms that take more than the copies that their bucket was summed
+    through a moment before, large gradients that stage 1 lets go sooner, and what is kept in CPU RAM."""
+    stage1 = job.given.setup.zero_stage is ZeroStage.OPTIMIZER
+    norms: dict[_Bucket, int] = {}
+    for index, numel in kind.slices:
+        bucket = buckets.get(index, _NONE)
+        norms[bucket] = max(rounded(NORM_BYTES * numel), norms.get(bucket, 0))
+    seen = frozenset(
+        (each.number, max(0, size - each.copied_bytes))
+        for each, size in norms.items()
+        if size > each.copied_bytes or (stage1 and each.is_large)
+    )
+    return seen, kind.whole_numel if job.accumulates else 0
+
+
+def _buckets(job: Job, buffer: FlatBuffer, arrivals: dict[int, int]) -> dict[int, _Bucket]:
+    """With which bucket each parameter's gradient is reduced, by its number."""
     limit = job.options.reduce_bucket_size
-    buckets: list[list[int]] = []
+    found: list[list[int]] = []
     filled = limit
-    for index in sorted(arrivals := _arrivals(job), key=arrivals.__getitem__):
+    for index in sorted(arrivals, key=arrivals.__getitem__):
         numel = buffer.numels[index]
-        if filled + numel > limit or not buckets:
-            buckets.append([])
+        if filled + numel > limit or not found:
+            found.append([])
             filled = 0
-        buckets[-1].append(index)
+        found[-1].append(index)
         filled += numel
-    return {
-        index: (number, _ranks_of(bucket, buffer))
-        for number, bucket in enumerate(buckets)
-        for index in bucket
-    }
+    buckets = [_bucket(number, each, job, buffer) for number, each in enumerate(found)]
+    return {index: buckets[number] for number, each in enumerate(found) for index in each}
 
 
-def _ranks_of(bucket: list[int], buffer: FlatBuffer) -> range:
-    first = min(buffer.first_rank[index] for index in bucket)
-    return range(first, 1 + max(buffer.last_rank[index] for index in bucket))
+def _bucket(number: int, members: list[int], job: Job, buffer: FlatBuffer) -> _Bucket:
+    first = min(buffer.first_rank[index] for index in members)
+    ranks = range(first, 1 + max(buffer.last_rank[index] for index in members))
+    limit = job.options.reduce_bucket_size
+    numel = sum(buffer.numels[index] for index in members)
+    pieces = buffer.sums(members[0], limit) if numel > limit else [(numel, len(ranks) > 1)]
+    copied = max((size for size, is_copied in pieces if is_copied), default=0)
+    return _Bucket(
+        number=number,
+        ranks=ranks,
+        is_large=numel > limit,
+        copied_bytes=rounded(job.weight_bytes * copied) if job.options.reduce_scatter else 0,
+    )
 
 
 def _ranks_differ(job: Job) -> bool:
@@ -79,12 +124,14 @@ def heaviest_ranks(given: RankInput) -> list[int]:
     job = prepare_job(given, rank=0)
     if not _ranks_differ(job):
         return [0]
-    kinds = job.flat_buffer(round_robin=job.options.round_robin_gradients).every_rank
+    buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
+    kinds = buffer.every_rank
     if job.accumulates_apart:
         # Buckets that another rank's cast gradients are views of stay; which, no weight here says.
         return [kind.rank for kind in kinds]
     arrivals = _arrivals(job)
-    weighed = [_Weight.of(kind, job, arrivals) for kind in kinds]
+    buckets = _buckets(job, buffer, arrivals) if job.offloads_optimizer else {}
+    weighed = [_Weight.of(kind, job, arrivals, buckets) for kind in kinds]
     found: list[_Weight] = []
     for own in sorted(weighed, key=lambda each: (each.at_step, each.rank)):
         if not any(other.outweighs(own) for other in found):
@@ -106,7 +153,8 @@ class _Weight:
     rank: int
     at_step: tuple[int, ...]
     """When the optimizer steps, the less, the heavier: elements that it keeps more than others do, its
-    largest piece, and whether there are more than one, which are then flattened."""
+    largest piece, and whether there are more than one, which are then flattened. Where none keeps anything, the
+    first, which saves for all, stands for those that are as full."""
     kept: list[Step]
     """Elements that it keeps more than others do, while gradients are reduced."""
     measured: list[tuple[Place, int, int]]
@@ -115,17 +163,23 @@ class _Weight:
     """Where gradients are reduced while others come, those that others keep and it does not."""
 
     @classmethod
-    def of(cls, kind: RankKind, job: Job, arrivals: dict[int, int]) -> "_Weight":
+    def of(
+        cls, kind: RankKind, job: Job, arrivals: dict[int, int], buckets: dict[int, _Bucket]
+    ) -> "_Weight":
         """A kind of ranks, by its first."""
         pieces = sorted((arrivals.get(index, 0), numel) for index, numel in kind.slices)
         large = _own_that_others_keep(kind, job)
         overlaps = job.options.overlap_comm
-        kept = _kept(kind, job, arrivals, besides=frozenset() if overlaps else large)
+        # What goes to the CPU at once, and stays there in no rank's own size, is the same for all.
+        keeps = job.accumulates or not job.offloads_optimizer
+        whole = kind.whole_numel if keeps else 0
+        kept = _kept(kind, job, arrivals, whole, besides=frozenset() if overlaps else large)
+        step = (-kept[-1][1], -kind.largest_slice, int(len(pieces) == 1))
         return cls(
             rank=kind.rank,
-            at_step=(-kept[-1][1], -kind.largest_slice, int(len(pieces) == 1)),
+            at_step=step if keeps else (step[0], int(kind.rank > 0)),
             kept=kept,
-            measured=_measured(kind, job, arrivals) if job.offloads_optimizer else [],
+            measured=_measured(kind, job, arrivals, buckets) if buckets else [],
             let_go=large if overlaps else frozenset(),
         )
 
@@ -151,12 +205,17 @@ def _covers(steps: list[Step], others: list[Step]) -> bool:
     return all(any(time <= late and size >= less for time, size in steps) for late, less in others)
 
 
-def _measured(kind: RankKind, job: Job, arrivals: dict[int, int]) -> list[tuple[Place, int, int]]:
-    """A piece's norm is taken while its gradient, if larger than the bucket, is still there."""
+def _measured(
+    kind: RankKind, job: Job, arrivals: dict[int, int], buckets: dict[int, _Bucket]
+) -> list[tuple[Place, int, int]]:
+    """A piece's norm is taken while its gradient, if larger than the bucket, is still there; one that takes less than
+    the copy that the bucket was summed through a moment before makes nobody fuller."""
     numels, limit = job.weights.numels, job.options.reduce_bucket_size
     found: list[tuple[Place, int, int]] = []
     for index, numel in kind.slices:
         time, size = arrivals.get(index, 0), NORM_BYTES * numel
+        if size <= buckets.get(index, _NONE).copied_bytes:
+            continue
         if numels[index] > limit:
             whole = job.weight_bytes * numels[index]
             found.append((job.weights.place(index), time, size + whole))
@@ -174,11 +233,10 @@ def _own_that_others_keep(kind: RankKind, job: Job) -> frozenset[int]:
 
 
 def _kept(
-    kind: RankKind, job: Job, arrivals: dict[int, int], *, besides: frozenset[int]
+    kind: RankKind, job: Job, arrivals: dict[int, int], more: int, *, besides: frozenset[int]
 ) -> list[Step]:
-    """Its own gradients lie whole in one buffer from the first on, which is no more than what others
+    """Its own gradients lie whole in one buffer from the first on, which is no ``more`` than what others
     keep of some."""
-    more = kind.whole_numel
     kept: list[Step] = [(0, 0)]
     for time, index in sorted((arrivals.get(index, 0), index) for index, _ in kind.slices):
         more -= job.weights.numels[index] if index in besides else 0
@@ -189,9 +247,6 @@ def _kept(
 def _arrivals(job: Job) -> dict[int, int]:
     """When each parameter's gradient is reduced, by its number: when it comes, or afterwards in the
     order of the buffer."""
-    if job.given.setup.zero_stage is ZeroStage.OPTIMIZER and not job.options.overlap_comm:
-        buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
-        return {index: position for position, index in enumerate(buffer.order)}
     found: dict[int, int] = {}
     remaining = {segment.index: segment.repeat for segment in job.given.tape.segments}
     for each in job.given.passes.backward:
@@ -204,4 +259,7 @@ def _arrivals(job: Job) -> dict[int, int]:
                     own = parameter in each.segment.parameters
                     number = job.weights.number(parameter, remaining[index] if own else 0)
                     found[number] = len(found)
+    if job.given.setup.zero_stage is ZeroStage.OPTIMIZER and not job.options.overlap_comm:
+        buffer = job.flat_buffer(round_robin=job.options.round_robin_gradients)
+        return {index: place for place, index in enumerate(buffer.order) if index in found}
     return found

@@ -14,7 +14,7 @@ from memplan.memory.engine_options import (
 from memplan.training.choices import FsdpStrategy, Offload
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
-from memplan.training.setup_derived import ROTATION
+from memplan.training.setup_derived import IN_CLASSES, ROTATION
 from memplan.training.splitting.context_parallel import RotateMethod
 
 
@@ -53,6 +53,9 @@ class InitDevice(Enum):
     """On the GPU."""
 
 
+_UNSHARED = "engine_options: {}: no ranks share sequences: give context_parallel too"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fsdp2Options:
     """Settings that decide what FSDP2 holds; the field names are the option names."""
@@ -86,6 +89,9 @@ class Fsdp2Options:
     transformers loads them; verl loads them in fp32."""
     context_parallel_rotate_method: RotateMethod = RotateMethod.ALLGATHER
     """How keys and values of ranks that share sequences get about."""
+    context_parallel_in_classes: bool = False
+    """Whether a model's own classes share sequences in every layer, with windows and recurrent states that they hand on, as NeMo
+    AutoModel's and prime-rl's do."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "Fsdp2Options":
@@ -109,6 +115,7 @@ class Fsdp2Options:
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
             frozen_dtype=read.dtype("frozen_dtype", None),
             context_parallel_rotate_method=_rotation(setup, read),
+            context_parallel_in_classes=_in_classes(setup, read),
         )
         check_offload(setup)
         return made
@@ -143,10 +150,16 @@ def _reshard(setup: TrainingSetup, read: OptionReader) -> bool | None:
     return reshard
 
 
+def _in_classes(setup: TrainingSetup, read: OptionReader) -> bool:
+    if read.values.get(IN_CLASSES) is not None and setup.context_parallel == 1:
+        raise SetupError(_UNSHARED.format(IN_CLASSES))
+    found: bool = read.boolean(IN_CLASSES, default=False)
+    return found
+
+
 def _rotation(setup: TrainingSetup, read: OptionReader) -> RotateMethod:
     if read.values.get(ROTATION) is not None and setup.context_parallel == 1:
-        msg = f"engine_options: {ROTATION}: no ranks share sequences: give context_parallel too"
-        raise SetupError(msg)
+        raise SetupError(_UNSHARED.format(ROTATION))
     return read.member(ROTATION, RotateMethod.ALLGATHER)
 
 

@@ -4,9 +4,9 @@ The order is that of transformers 5.23 (``Trainer.evaluation_loop``, ``predictio
 accelerate 1.15 (``_gpu_gather``), held against runs of PyTorch's CUDA build.
 """
 
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideModel, When
+from memplan.memory.ends import batch_of
 from memplan.memory.programs.contracts import RankProgram
 from memplan.memory.programs.other_program import OtherProgram
 from memplan.memory.replaying.ledger import Block, Ledger
@@ -33,7 +33,7 @@ class EvaluationProgram(OtherProgram):
         self.how = how
         self.keeps = how.num_kept > 0 and side.tape.outputs_bytes > 0
         """Logits of whole batches stay; of a class for each sequence nothing is said."""
-        self.inputs: Block | None = None
+        self.inputs: list[Block] = []
         """The batch that the loop's variable names."""
         self.logits: Block | None = None
         """The logits that its variable names, gathered from all ranks."""
@@ -64,10 +64,9 @@ class EvaluationProgram(OtherProgram):
         """One batch: it comes, the model runs, and what is to stay is gathered and joined."""
         ledger = self.ledger
         tape = self.side.tape
-        before, self.inputs = self.inputs, ledger.allocate(
-            max(tape.inputs_bytes, ALLOCATION_ROUNDING), 0, _INPUTS, "token ids and labels to evaluate"
-        )  # fmt: skip
-        _free(ledger, before)
+        before, name = self.inputs, "token ids and labels to evaluate"
+        self.inputs = [ledger.allocate(size, 0, _INPUTS, name) for size in batch_of(tape)]
+        _free(ledger, *before)
         program = self.program
         for when in (When.ROLLOUT, When.FIRST):
             if program.company is not None:
@@ -106,11 +105,13 @@ class EvaluationProgram(OtherProgram):
         _free(self.ledger, self.kept)
         if self.num_kept != 1:
             _free(self.ledger, self.logits)
-        _free(self.ledger, self.inputs)
-        self.kept = self.logits = self.inputs = None
+        _free(self.ledger, *self.inputs)
+        self.kept = self.logits = None
+        self.inputs = []
         self.num_kept = 0
 
 
-def _free(ledger: Ledger, block: Block | None) -> None:
-    if block is not None:
-        ledger.free(block)
+def _free(ledger: Ledger, *blocks: Block | None) -> None:
+    for block in blocks:
+        if block is not None:
+            ledger.free(block)

@@ -7,9 +7,9 @@ both with as many micro-batches of a step's size as the batch has.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.account import ComponentKind
 from memplan.memory.beside import SideModel
+from memplan.memory.ends import batch_of
 from memplan.memory.programs.other_program import OtherProgram
 from memplan.memory.programs.pipeline_plan import Plan
 from memplan.memory.programs.pipeline_runtime import NUM_SLOTS, Runtime, StageLink, runtime_of
@@ -56,7 +56,7 @@ class PipelineEvaluation:
         assert side.evaluation is not None
         self.num_micro_batches = ceil_div(side.evaluation.batch_size, side.tape.options.batch_size)
         together = self.num_micro_batches if pipeline.num_batches > 1 else 1
-        self.inputs_bytes = together * max(side.tape.inputs_bytes, ALLOCATION_ROUNDING)
+        self.batch = [together * size for size in batch_of(side.tape)]
         self.passes = self._passes(pipeline.runtime)
         self.has_run = False
 
@@ -82,8 +82,8 @@ class PipelineEvaluation:
         self.has_run = True
         if self.counts_buffers:
             self.runtime.rest()
-        kind = ComponentKind.INPUTS
-        inputs = ledger.allocate(self.inputs_bytes, 0, kind, "token ids and labels to evaluate")
+        kind, name = ComponentKind.INPUTS, "token ids and labels to evaluate"
+        inputs = [ledger.allocate(size, 0, kind, name) for size in self.batch]
         runtime.begin_evaluation(self.links)
         ends = self._ends() if self.counts_buffers else None
         for number, (each, place) in enumerate(self.passes):
@@ -98,7 +98,8 @@ class PipelineEvaluation:
         runtime.end_evaluation(self.links, self.num_micro_batches)
         for program in self.programs.values():
             program.reshard()
-        ledger.free(inputs)
+        for each in inputs:
+            ledger.free(each)
 
     def _ends(self) -> frozenset[int]:
         """Of each stage's passes the first and the last one tell all: what stays grows by the same each time."""

@@ -5,7 +5,7 @@ of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind, HostMemory
@@ -176,13 +176,17 @@ class Program(Updating):
         self.ledger.free_all(gradient)
         self.playback.let_go()
 
+    scaled_losses: ClassVar[tuple[str, ...]] = ()
+    """What the loss is made into before ``backward`` is called, one of the other, and held as its gradient is."""
+
     def _hold_loss_gradient(self) -> list[Block]:
         """The loss's own, which ``torch.autograd.backward`` holds until it returns (``_make_grads``)."""
         loss = loss_of(self.given.tape)
         if loss is None or not loss.num_bytes:
             return []
+        names = *self.scaled_losses, "gradient of the loss"
         kind = ComponentKind.LOGITS_AND_LOSS
-        return [self.ledger.allocate(loss.num_bytes, 0, kind, "gradient of the loss")]
+        return [self.ledger.allocate(loss.num_bytes, 0, kind, name) for name in names]
 
     def prepare_forward(self) -> None:
         """A micro-batch's forward pass through a pipeline's stage is next."""

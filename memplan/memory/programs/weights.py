@@ -1,6 +1,7 @@
 """A model's weights on one rank, in the order of ``named_parameters()``, and the buffers between them."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from memplan.graph.core.segments import Buffer, Segment
 from memplan.graph.core.tape import Tape
@@ -25,6 +26,33 @@ def weights_of(tape: Tape) -> tuple[Weight, ...]:
     )
 
 
+class Run(NamedTuple):
+    """Weights one after another, between which no buffer stands."""
+
+    before: Sequence[Buffer]
+    """The buffers that stand before them."""
+    weights: Sequence[Weight]
+    sizes: Sequence[tuple[int, Weight]]
+    """Of the same weights, as they are loaded [bytes]."""
+
+
+@OF_TAPES.remembered(maxsize=8)
+def runs_of(tape: Tape) -> tuple[Run, ...]:
+    """All weights and buffers, in the order of their modules; the last run may have no weight."""
+    places = buffers_before(tape)
+    runs: list[tuple[Sequence[Buffer], list[Weight]]] = [((), [])]
+    for weight in weights_of(tape):
+        if weight in places:
+            runs.append((places[weight], []))
+        runs[-1][1].append(weight)
+    runs.append((places.get(None, ()), []))
+    return tuple(
+        Run(before, weights, [(each[0].storage.num_bytes, each) for each in weights])
+        for before, weights in runs
+    )
+
+
+@OF_TAPES.remembered(maxsize=8)
 def buffers_before(tape: Tape) -> Places:
     """The buffers that stand before each weight, once for each copy of their segment."""
     found: dict[Weight | None, list[Buffer]] = {}

@@ -282,10 +282,10 @@ class BackwardWalk(GradientFlow):
         dying: dict[int, list[Storage]] = {}
         for position in range(region.start, region.stop):
             operation = self.segment.operations[position]
-            stages: Sequence[Sequence[Change]] = [[], []]
+            stages: list[Sequence[Change]] = [[]]
             if operation.forward_scratch or operation.tiles is not None:
-                stages = forward_stages(operation)
-            self._play(stages[0])
+                before, *stages = forward_stages(operation)
+                self._play(before)
             own = {tensor.storage for tensor in operation.inputs}
             for storage in dict.fromkeys(tensor.storage for tensor in operation.outputs):
                 if storage in own or storage.segment != self.segment.index:
@@ -299,9 +299,11 @@ class BackwardWalk(GradientFlow):
                     last = min(max(storage.last_read, position), region.stop - 1)
                     dying.setdefault(last, []).append(storage)
                 self._allocate(storage, storage.num_bytes)
+                if len(stages) > 1:
+                    self._play(stages.pop(0))
             if operation.multiplies:
                 self.events.append((WORKSPACE, 0))
-            for stage in stages[1:]:
+            for stage in stages:
                 self._play(stage)
             for storage in dying.pop(position, ()):
                 self._free(storage, storage.num_bytes)

@@ -159,10 +159,10 @@ class OffloadForwardWalk(ForwardWalk):
         for position, operation in enumerate(segment.operations):
             starts.append(len(events))
             self._take(_of(operation, results=False))
-            before: Sequence[Change] = ()
             after: Sequence[Change] = ()
+            between: list[Sequence[Change]] = []
             if operation.forward_scratch or operation.tiles is not None:
-                before, after = forward_stages(operation)[:2]
+                before, *between, after = forward_stages(operation)
                 self._play(before)
             for tensor in operation.outputs:
                 storage = tensor.storage
@@ -170,6 +170,8 @@ class OffloadForwardWalk(ForwardWalk):
                 if storage.segment != segment.index or is_alias:
                     continue
                 self._allocate(storage, storage.num_bytes)
+                if between:
+                    self._play(between.pop(0))
                 if storage in kept:
                     self.saved += storage.num_bytes
                 elif storage.weight_cast:

@@ -154,10 +154,10 @@ class ForwardWalk:
         for position, operation in enumerate(operations):
             starts.append(len(events))
             highest = 0
-            before: Sequence[Change] = ()
             after: Sequence[Change] = ()
+            between: list[Sequence[Change]] = []
             if operation.forward_scratch or operation.tiles is not None:
-                before, after = forward_stages(operation)[:2]
+                before, *between, after = forward_stages(operation)
                 highest = live + _played(events, before)
                 live += sum(size for _, size in before)
                 if highest > peak:
@@ -183,6 +183,10 @@ class ForwardWalk:
                         else:
                             # What nothing reads dies in the kernel, before any variable.
                             dying.setdefault(position, []).insert(0, storage)
+                if between:
+                    change = between.pop(0)
+                    highest = max(highest, live, live + _played(events, change))
+                    live += sum(size for _, size in change)
             if operation.multiplies and (not events or events[-1][0] is not WORKSPACE):
                 events.append((WORKSPACE, 0))
             if live > highest:  # noqa: PLR1730

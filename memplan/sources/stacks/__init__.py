@@ -129,7 +129,7 @@ def _read(
     leftovers = keys.finish(found.quiet)
     found.left_out += leftovers.left_out
     found.notes += leftovers.notes
-    found.notes += preset.said(beside, keys.taken)
+    found.notes += preset.said(beside, keys.taken, found.fields)
     _find_model(found)
     from memplan.sources.job_models import looked_up
 

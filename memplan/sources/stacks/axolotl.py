@@ -85,6 +85,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_preparation(found, given)
     add_optimizer(keys, "optimizer", found, given)
     keys.used |= {"batch_size", "plugins"}
+    if keys.flag("model_quantization_config_kwargs.dequantize"):  # then it is loaded in 16 bits
+        keys.used.add("model_quantization_config")
     rank = keys.count("qgalore_rank")
     if rank is not None:
         found.fields["optimizer_options"] = {"rank": rank}
@@ -217,11 +219,8 @@ def _read_ring(keys: Keys, found: Found) -> None:
     (``monkeypatch/ring_attn/patch.py``, ``update_ring_attn_params``)."""
     if (keys.count("context_parallel_size") or 1) == 1:
         return
-    if keys.values.get("deepspeed") not in OFF:
-        found.notes.append(
-            "context_parallel_size: ring-flash-attn under DeepSpeed is counted as Ulysses' exchange, which is modelled there"
-        )
-        return
+    if keys.has("deepspeed") and keys.values.get("deepspeed", True) not in OFF:
+        found.fields["context_parallel_kind"] = "ring"  # where Ulysses is DeepSpeed's own
     if found.fields.pop("packing", None) is not None:
         length = keys.count("sequence_len")
         found.notes.append(

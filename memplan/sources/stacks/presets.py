@@ -56,12 +56,16 @@ class Preset:
         """What the stack always does, as fields of ``TrainingSetup``."""
         return {each.field: each.value for each in self.defaults if each.key is None}
 
-    def said(self, given: Mapping[str, object], taken: Collection[str]) -> Iterator[str]:
-        """One line for each default that counts: one that was ``taken`` and not given beside."""
+    def said(
+        self, given: Mapping[str, object], taken: Collection[str], found: Mapping[str, object]
+    ) -> Iterator[str]:
+        """One line for each default that counts: one that was ``taken``, not given beside and not ``found`` otherwise."""
         for each in self.defaults:
-            if (each.key is not None and each.key not in taken) or given.get(
-                each.field
-            ) is not None:
+            if each.key is None:
+                counts = found.get(each.field, each.value) == each.value
+            else:
+                counts = each.key in taken
+            if not counts or given.get(each.field) is not None:
                 continue
             yield f"preset {self.name}: {each.said} ({each.source or self.source}, {each.where})"
 

@@ -221,7 +221,9 @@ def _read_context(keys: Keys, found: Found) -> None:
         return
     found.fields["context_parallel"] = degree
     if style == "ulysses":
+        # Whole sequences of some heads, windows and recurrent layers too (``setup_model_cp``, src/prime_rl/utils/cp.py).
         found.fields["context_parallel_kind"] = "all-to-all"
+        found.options["context_parallel_in_classes"] = True
         return
     found.fields |= {"attention": "sdpa", "packing": "none"}
     found.notes.append(

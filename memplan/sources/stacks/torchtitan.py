@@ -5,11 +5,14 @@ selective checkpointing. Embedding and head are units of their own (``models/lla
 """
 
 from collections.abc import Mapping
+from math import lcm, prod
 
 from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import num_layers, torchtitan_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.training.setup_derived import GPUS_PER_NODE
+from memplan.units import ceil_div
 
 NAME = "torchtitan"
 
@@ -18,6 +21,7 @@ _DEGREES = {
     "parallelism.context_parallel_degree": "context_parallel",
     "parallelism.expert_parallel_degree": "expert_parallel",
 }  # fmt: skip
+_STAGES = "pipeline_parallel"
 _SCHEDULES = {
     "gpipe": "gpipe", "1f1b": "1f1b", "interleaved1f1b": "interleaved-1f1b",
     "loopedbfs": "looped-bfs", "interleavedzerobubble": "interleaved-zero-bubble",
@@ -61,6 +65,8 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     named = keys.text("hf_transformers.model")
     found.model = named or found.model
     _read_parallelism(keys, found)
+    if keys.values and given.get("num_gpus") is None:
+        _count_gpus(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
@@ -73,6 +79,28 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_fp8(keys, found)
     _read_replicas(keys, found, given)
     _read_validation(keys, found)
+
+
+def _count_gpus(keys: Keys, found: Found) -> None:
+    """As many as the degrees make (``ParallelDims``), or a node, whose GPUs ``run_train.sh`` starts (``NGPU``)."""
+    degree: dict[str, int] = {
+        field: int(str(found.fields.get(field, 1))) for field in (*_DEGREES.values(), _STAGES)
+    }
+    replicas = keys.count("parallelism.data_parallel_replicate_degree") or 1
+    shards = keys.take("parallelism.data_parallel_shard_degree")
+    is_said = isinstance(shards, int) and shards > 0
+    split = prod(size for field, size in degree.items() if field != "expert_parallel")
+    fewest = lcm(
+        split * replicas * (shards if isinstance(shards, int) and is_said else 1),
+        degree["expert_parallel"] * degree[_STAGES],
+    )
+    count = fewest if is_said else ceil_div(GPUS_PER_NODE, fewest) * fewest
+    found.fields["num_gpus"] = count
+    found.notes.append(
+        f"{count} GPUs, as its degrees and run_train.sh (NGPU) make them, unless you say others"
+        if count > 1
+        else "1 GPU, as its degrees make it, unless you say others"
+    )
 
 
 def _read_validation(keys: Keys, found: Found) -> None:
@@ -170,7 +198,7 @@ def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if size is not None:
         found.fields |= {"image_size": size, "seq_len": words, "kernels": "hf"}
     whole = keys.take("training.global_batch_size")
-    gpus = given.get("num_gpus", 1)
+    gpus = given.get("num_gpus") or found.fields.get("num_gpus", 1)
     if isinstance(whole, int) and whole > 0 and isinstance(gpus, int):
         degrees = [
             found.fields.get(field, 1) for field in _DEGREES.values() if "expert" not in field

@@ -11,7 +11,9 @@ from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import given_text_alone, torchtune_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.torchtune_sizes import torchtune_config
 from memplan.sources.stacks.common.wording import lora
+from memplan.training.freezing import ALL_BUT
 from memplan.training.setup_derived import GPUS_PER_NODE
 
 NAME = "torchtune"
@@ -23,7 +25,16 @@ _JOBS = {
     "DPOLoss": "dpo", "RSOLoss": "dpo", "SimPOLoss": "simpo", "PPOLoss": "ppo",
     "GRPOSimpleLoss": "grpo", "GRPOLoss": "grpo", "GRPOCompletionLoss": "grpo",
 }  # fmt: skip
-_TRAINED = ("model.decoder_trainable", "model.encoder_trainable", "model.fusion_trainable")
+_PARTS = {
+    "model.encoder_trainable": (True, "model[.]vision_model model[.]multi_modal_projector"),
+    "model.fusion_trainable": (True, "model[.]language_model[.]layers[.][0-9]*[38][.]"),
+    "model.decoder_trainable": (
+        False,
+        "model[.]language_model[.](embed_tokens|norm) model[.]language_model[.]layers[.][0-9]*[0124-79][.] lm_head",
+    ),
+}
+"""Parts of Llama 3.2 Vision, whether they are trained where nothing is said, and what the parameters of each begin with:
+every fifth layer attends to the picture (``models/llama3_2_vision/_model_builders.py``, ``DeepFusionModel``)."""
 _CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _DEGREES = {
     "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
@@ -82,7 +93,11 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 def _read_model(keys: Keys, found: Found, component: str) -> None:
     builder = component.rpartition(".")[2]
-    found.model = torchtune_model(builder)
+    found.model = (
+        _sized(keys, builder) if keys.has("model.vocab_size") else torchtune_model(builder)
+    )
+    if "gemma" in builder:  # ``models/gemma/rms_norm.py``: operation by operation
+        found.fields["norm"] = None
     if found.model is None:
         found.notes.append(
             f"model._component_: the model of {builder} is not known here: name a MODEL"
@@ -91,10 +106,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
         found.quantization |= {"double_quant": True, "device_map": False}
-    for key in _TRAINED:
-        trained = keys.take(key)
-        if trained is not None:
-            found.left_out.append(f"{key} {trained} (what of it is trained)")
+    _read_trained(keys, found, "" if adapted else builder)
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")
@@ -107,6 +119,45 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
         targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
         dtype="bf16" if keys.choice("dtype", _PRECISIONS) == "bf16" else "fp32",
     )  # fmt: skip
+
+
+_SIZES = (
+    "model.vocab_size", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.embed_dim", "model.max_seq_len",
+    "model.intermediate_dim", "model.tie_word_embeddings", "model.attn_dropout",
+)  # fmt: skip
+
+
+def _sized(keys: Keys, builder: str) -> dict[str, object]:
+    """A model of its own sizes."""
+    sizes = {key.removeprefix("model."): keys.take(key) for key in _SIZES if key in keys.values}
+    config = torchtune_config(builder, sizes)
+    if isinstance(config, str):
+        keys.refuse(
+            "model._component_",
+            f"{config} is missing"
+            if config
+            else f"{builder} by its sizes is not read: name a MODEL, and a builder of one here",
+        )
+    return config
+
+
+def _read_trained(keys: Keys, found: Found, whole: str) -> None:
+    """What is trained of a model that sees; ``whole``: the builder, where it is not one of adapters."""
+    trained = {key: keys.take(key) for key in _PARTS}
+    if whole.startswith("llama3_2_vision"):
+        flags = {key: _PARTS[key][0] if each is None else each for key, each in trained.items()}
+        named = [_PARTS[key][1] for key, each in flags.items() if each]
+        if len(named) < len(_PARTS):
+            found.fields["freeze"] = ALL_BUT + " ".join(named)
+        return
+    for key, each in trained.items():
+        word = str(each).lower()
+        if word == "full":
+            found.left_out.append(f"{key} {each} (weights that are trained whole)")
+        elif word in ("frozen", "false"):
+            found.notes.append(
+                f"{key} {each}: counted as if it were trained as the rest is, an upper bound"
+            )
 
 
 def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
@@ -218,13 +269,18 @@ def _read_compilation(keys: Keys, found: Found) -> None:
 def _read_loss(keys: Keys, found: Found) -> None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     if name in _JOBS:
-        found.fields["job"] = _JOBS[name]
+        found.fields["job"] = {"kind": _JOBS[name], "log_probabilities": "whole"}
         if _JOBS[name] == "grpo":
             _read_groups(keys, found)
     elif name in _CHUNKED:
         found.fields["loss"] = "torchtune"
     teacher = keys.text("teacher_model._component_")
     if teacher is not None:
+        own = (keys.text("kd_loss._component_") or "").rpartition(".")[2]
+        found.notes.append(
+            f"kd_loss {own or 'of torchtune'} is counted as TRL's divergence, which keeps more of both models' logits: the figures "
+            "are upper bounds"
+        )
         found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
 
 
@@ -238,7 +294,9 @@ def _read_groups(keys: Keys, found: Found) -> None:
     prompts, length = found.fields["micro_batch_size"], found.fields.get("seq_len")
     at_once = keys.count("forward_batch_size")
     assert isinstance(prompts, int)
-    job: dict[str, object] = {"kind": "grpo", "frozen_units": "layers"}
+    job: dict[str, object] = {
+        "kind": "grpo", "frozen_units": "layers", "log_probabilities": "whole",
+    }  # fmt: skip
     if keys.has("ref_checkpointer"):
         job["reference"] = "same"
     if new is not None:

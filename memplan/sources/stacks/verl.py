@@ -30,6 +30,7 @@ from memplan.sources.stacks.of_verl.places import (
 )
 from memplan.sources.stacks.of_verl.sft import names_engine, rename_engine_sft, rename_sft
 from memplan.text import shown
+from memplan.units import ceil_div
 
 NAME = "verl"
 _ATTENTION = {
@@ -184,7 +185,9 @@ def _read_sizes(keys: Keys, found: Found, multiple: int) -> None:
     micro = micro or 1
     whole = _divided(whole, multiple)
     found.fields |= {"seq_len": whole, "micro_batch_size": micro}
-    found.fields["gradient_accumulation_steps"] = max(1, of_step // micro)
+    # What is left over of a step is a micro-batch of its own (``rearrange_micro_batches``), or verl stops at it.
+    steps = ceil_div(of_step, micro) if dynamic else of_step // micro
+    found.fields["gradient_accumulation_steps"] = max(1, steps)
     if not dynamic and of_step % micro and not keys.has("sft"):
         # ``fsdp_workers.py`` asserts it.
         found.notes.append(

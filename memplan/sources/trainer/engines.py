@@ -21,10 +21,13 @@ _CPU_FORMS = {Optimizer.BNB_LION: Optimizer.LION_FUSED}
 """What accelerate makes DeepSpeed's own of otherwise than CPU Adam."""
 
 
-def _steps_on_cpu(config: Mapping[str, object], fields: Mapping[str, object]) -> bool:
-    """Whether DeepSpeed wants an optimizer of its own for states that it offloads."""
-    forced = config.get("zero_force_ds_cpu_optimizer", True)
-    return fields.get("offload_optimizer") not in (None, "none") and forced is not False
+_PLAIN_TORCH = (Optimizer.TORCHAO_ADAMW_8BIT, Optimizer.TORCHAO_ADAMW_4BIT)
+"""Optimizers of torch's own operations, which run on either processor (torchao, ``optim/adam.py``)."""
+
+
+def _steps_on_cpu(fields: Mapping[str, object]) -> bool:
+    """Whether states are offloaded, which are stepped where they lie."""
+    return fields.get("offload_optimizer") not in (None, "none")
 
 
 class Arguments(TrlFlags):
@@ -112,8 +115,9 @@ class Arguments(TrlFlags):
             given["precision"] = precision
         read = deepspeed_fields(file.values, given, source=file.source)
         self.notes += read.notes
-        if "optimizer" not in file.values and _steps_on_cpu(file.values, read.fields):
-            self._take_cpu_form(found)
+        if "optimizer" not in file.values and _steps_on_cpu(read.fields):
+            is_forced = file.values.get("zero_force_ds_cpu_optimizer", True) is not False
+            self._take_cpu_form(found, is_forced=is_forced)
         if "optimizer" in file.values:
             for name in ("optimizer_options", "optimizer_in_backward"):
                 found.pop(name, None)
@@ -121,18 +125,26 @@ class Arguments(TrlFlags):
         made["micro_batch_size"] = found["micro_batch_size"]
         return self._made(made, dict(read.fields["engine_options"]))  # type: ignore[call-overload]
 
-    def _take_cpu_form(self, found: dict[str, object]) -> None:
+    def _take_cpu_form(self, found: dict[str, object], *, is_forced: bool) -> None:
         """DeepSpeed's CPU Adam, of which accelerate makes one for every optimizer that has no form for the CPU.
+
+        ``zero_force_ds_cpu_optimizer: false`` leaves each as it is.
 
         (accelerate 1.14, accelerator.py: ``_prepare_deepspeed``; utils/deepspeed.py: ``map_pytorch_optim_to_deepspeed``)
         """
         named = found["optimizer"]
         assert isinstance(named, Optimizer)
-        if has_cpu_form(row_of(named)):
+        if has_cpu_form(row_of(named)) or not (is_forced or named in _PLAIN_TORCH):
             return
         made = _CPU_FORMS.get(named, Optimizer.ADAMW_FUSED)
         found["optimizer"] = made
         found.pop("optimizer_options", None)
+        if not is_forced:
+            self.notes.append(
+                f"optim: {named.value} runs on the CPU, where states are offloaded: counted as {made.value} there, an upper bound "
+                "of CPU RAM"
+            )
+            return
         self.notes.append(
             f"optim: of {named.value} accelerate makes DeepSpeed's {made.value} on the CPU, where states are offloaded"
         )

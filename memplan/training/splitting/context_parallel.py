@@ -38,6 +38,8 @@ class ContextParallel:
     kind: ContextParallelKind
     rotate_method: RotateMethod = RotateMethod.ALLGATHER
     """In a ring."""
+    in_classes: bool = False
+    """The model's own layers see to it, windows and recurrent states too: then attention alone is followed as ``kind`` says."""
 
     @property
     def place(self) -> int:
@@ -57,4 +59,5 @@ class ContextParallel:
             ContextParallelKind.RING: f"ring attention, keys and values {rotated}",
             ContextParallelKind.ALL_TO_ALL: "Ulysses, all-to-all to heads and back",
         }[self.kind]
+        how += ", by the model's own classes" * self.in_classes
         return f"each sequence shared by {self.degree} ranks ({how})"

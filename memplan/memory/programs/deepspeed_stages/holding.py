@@ -8,7 +8,7 @@ from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job
 from memplan.memory.deepspeed.shards import fetch_settings, shard_plan
 from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
-from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
+from memplan.memory.programs.deepspeed_stages.zero import SCALED_LOSSES, DeepSpeedProgram
 from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import Ranks
@@ -23,6 +23,8 @@ _DESCRIBED = 7
 
 class HoldingShards(DeepSpeedProgram):
     """One rank of stage 3, between its passes."""
+
+    scaled_losses = SCALED_LOSSES
 
     def __init__(self, job: Job, ledger: Ledger, *, workspace_bytes: int = 0) -> None:
         super().__init__(job, ledger, workspace_bytes=workspace_bytes)
@@ -51,6 +53,8 @@ class HoldingShards(DeepSpeedProgram):
         job, ledger, plan = self.job, self.ledger, self.plan
         trained = [weight for weight in self.order if weight[0].requires_grad]
         shards = self._load_shards()
+        if not job.offloads_optimizer:
+            self.allocate(ALLOCATION_ROUNDING, _BUFFERS, "whether a gradient overflowed")
         if not job.offloads_param:
             for weight in trained:
                 ledger.free(shards[weight])

@@ -14,6 +14,8 @@ from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.training.optimizers.script import Stepped
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 
+SCALED_LOSSES = "loss over the accumulated micro-batches", "scaled loss"
+"""What engines with an optimizer of ZeRO's make of it, be both numbers one (``backward``, ``scale_if_loss``)."""
 _WHOLE = "whole weights, by the optimizer that was made first"
 HOST_PASSES_BYTES = 14
 """Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place

@@ -12,7 +12,7 @@ from memplan.memory.deepspeed.reduction import (
     flattens_on_gpu,
     reduction_settings,
 )
-from memplan.memory.programs.deepspeed_stages.zero import DeepSpeedProgram
+from memplan.memory.programs.deepspeed_stages.zero import SCALED_LOSSES, DeepSpeedProgram
 from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import ModelPart
@@ -31,6 +31,8 @@ _NORM = "a gradient in fp32, for its norm"
 
 class ShardedStatesProgram(DeepSpeedProgram):
     """One rank whose weights are views of one flat buffer."""
+
+    scaled_losses = SCALED_LOSSES
 
     is_even = False
 

@@ -12,7 +12,7 @@ from memplan.memory.account import ComponentKind
 from memplan.memory.engine_options import loads_by_device_map
 from memplan.memory.programs.contracts import Player
 from memplan.memory.programs.loading.tables import Tables
-from memplan.memory.programs.weights import Weight, weights_of
+from memplan.memory.programs.weights import Weight, runs_of, weights_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.adapters import Lora
@@ -65,24 +65,18 @@ class Loading:
 
             self.blocks, cast = load_by_name(self.ledger, self.weights, tables)
             return cast
-        if not tables.places:
-            sizes = [(weight[0].storage.num_bytes, weight) for weight in self.weights]
-            blocks = self.ledger.allocate_all(sizes, ComponentKind.PARAMETERS)
-            self.blocks = dict(zip(self.weights, blocks, strict=True))
-            return []
-        self.blocks = self.load_in_order(
-            lambda weight: self.ledger.allocate(
-                weight[0].storage.num_bytes, 0, ComponentKind.PARAMETERS, weight
-            )
-        )
+        for run in runs_of(self.given.tape):
+            tables.load_each(run.before)
+            blocks = self.ledger.allocate_all(run.sizes, ComponentKind.PARAMETERS)
+            self.blocks.update(zip(run.weights, blocks, strict=True))
         return []
 
     def load_in_order(self, load: Callable[[Weight], LoadedT]) -> dict[Weight, LoadedT]:
         """Each weight as ``load`` brings it, and each buffer where its module stands among them (``Module.to``)."""
         found: dict[Weight, LoadedT] = {}
-        for weight in (*self.weights, None):
-            self.tables.load_before(weight)
-            if weight is not None:
+        for run in runs_of(self.given.tape):
+            self.tables.load_each(run.before)
+            for weight in run.weights:
                 found[weight] = load(weight)
         return found
 

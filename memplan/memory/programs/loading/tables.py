@@ -3,12 +3,12 @@
 ``Module.to`` takes a module's children, then its parameters, then its buffers (torch 2.13, ``Module._apply``).
 """
 
-from functools import cached_property
+from collections.abc import Iterable
 
 from memplan.graph.core.segments import Buffer, Segment
 from memplan.graph.core.tape import Tape
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.weights import Places, Weight, buffers_before
+from memplan.memory.programs.weights import Places, buffers_before
 from memplan.memory.replaying.ledger import Block, Ledger
 
 
@@ -21,7 +21,7 @@ class Tables:
         self._made_anew: dict[int, list[tuple[Buffer, Block | None]]] = {}
         """By their segment, with what was loaded of them."""
 
-    @cached_property
+    @property
     def places(self) -> Places:
         """Those that stand before each weight; None: behind all of them."""
         return buffers_before(self._tape)
@@ -34,9 +34,9 @@ class Tables:
         if table.made_bytes:
             self._made_anew.setdefault(table.segment.index, []).append((table, block))
 
-    def load_before(self, weight: Weight | None) -> None:
-        """All that stand before a weight; None: what is behind all weights."""
-        for each in self.places.get(weight, ()):
+    def load_each(self, tables: Iterable[Buffer]) -> None:
+        """Several, one after another."""
+        for each in tables:
             self.load(each)
 
     def load_all(self) -> None:

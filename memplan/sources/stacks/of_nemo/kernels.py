@@ -35,6 +35,10 @@ _RECIPES = {
     "MXFP8BlockScaling": "te-mxfp8", "DelayedScaling": "te-delayed",
 }  # fmt: skip
 """``model.backend.te_fp8.recipe`` (``components/models/common/utils.py``): a word, or a class of the package's."""
+_SHARE_THEMSELVES = (
+    "gemma4", "gemma4_text", "kimi_linear", "muse_glimmer", "nemotron_h", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+)  # fmt: skip
+"""Types with windows or recurrent layers whose own classes share sequences (``supports_cp`` in ``components/models``)."""
 _PACKAGE = ("flash", "flash3")
 _OWN_ATTENTION = ("gpt_oss", "mimo_v2_flash")
 """Types whose class in transformers has no other attention than eager."""
@@ -81,7 +85,16 @@ def read_kernels(keys: Keys, found: Found) -> None:
         found.notes.append(
             "AutoModel's own class attends in the package's kernel; transformers' class, which is counted, cannot"
         )
-    if found.fields.get("context_parallel", 1) != 1 and keys.text("model.backend.attn") == "te":
+    if found.fields.get("context_parallel", 1) == 1:
+        pass
+    elif model_type(found.model) in _SHARE_THEMSELVES:
+        found.fields["attention"] = None
+        found.options["context_parallel_in_classes"] = True
+        found.left_out.append(
+            "distributed.cp_size in AutoModel's own layers (what they hold of other ranks' keys, values and states; a ring of "
+            "torch's is counted)"
+        )
+    elif keys.text("model.backend.attn") == "te":
         found.fields["attention"] = None
         found.left_out.append(
             "model.backend.attn te beside cp_size (what its ring keeps of each step until the last; torch's is counted)"

@@ -54,15 +54,15 @@ def read_gpus(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         nodes_words = "1 node" if nodes == 1 else f"{nodes} nodes"
         gpus_words = "1 GPU" if on_each == 1 else f"{on_each} GPUs"
         found.notes.append(f"{nodes_words} of {gpus_words}, unless you say others")
-    elif fewest > 1:
+    elif fewest > on_each:
         found.fields["num_gpus"] = fewest
         found.notes.append(
             f"{fewest} GPUs, the fewest that its degrees need, unless you say others"
         )
     elif keys.values:
-        found.fields["num_gpus"] = on_each
+        found.fields["num_gpus"] = count = ceil_div(on_each, fewest) * fewest
         found.notes.append(
-            f"{on_each} GPUs, a node's, on each of which its launcher starts a process, unless you say others"
+            f"{count} GPUs, a node's, on each of which its launcher starts a process, unless you say others"
         )
 
 

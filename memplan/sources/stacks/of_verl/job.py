@@ -75,7 +75,8 @@ def read_job(keys: Keys, found: Found) -> None:
     job |= _reward_worker(keys, found)
     job |= _rollout(keys, found)
     # Logits are those of all tokens, prompts' too: answers are cut out of what comes of them.
-    job["completion_length"] = found.fields["seq_len"]
+    job["scored_length"] = length = number(found, "seq_len")
+    job["completion_length"] = min(keys.count("data.max_response_length") or length, length)
     scored = _scored_at_once(keys, found)
     if scored != found.fields["micro_batch_size"]:
         job["scoring_batch_size"] = scored
