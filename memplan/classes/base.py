@@ -11,6 +11,9 @@ from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.spec import ModelSpec
 
+Joiner = Callable[[Handle], tuple[Handle, ...]] | None
+"""What is made of embeddings, and what the first layers are given beside it."""
+
 
 class Base(Module):
     """The model that every task of a type shares."""
@@ -78,7 +81,7 @@ class Base(Module):
         first layers are given beside it."""
         return joined(embeds, self.beside) if self.joiner is None else self.joiner(embeds)
 
-    joiner: Callable[[Handle], tuple[Handle, ...]] | None = None
+    joiner: Joiner = None
     """What does so; None: it is a model by itself."""
 
     def declare_unseen(self) -> None:
@@ -130,9 +133,7 @@ def joined(embeds: Handle, model: ModelSpec | None) -> tuple[Handle, ...]:
         return (embeds,)
     from memplan.graph.towers.joining import joined_embeddings  # only for towers
 
-    run, width = embeds.run, embeds.shape[-1]
-    made, deep = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
-    for each in (made, *deep):
-        each.storage.held = False  # names hold them
-    beside = (Handle(run, each, (each.numel // width, width)) for each in deep)
-    return Handle(run, made, embeds.shape), *beside
+    run = embeds.run
+    made = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
+    made.storage.held = False  # names hold it
+    return (Handle(run, made, embeds.shape),)

@@ -8,7 +8,7 @@ from memplan.classes import heads
 from memplan.classes.base import text_of, without_towers
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.stages import cut, receive
+from memplan.classes.stages import cut
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
@@ -17,6 +17,7 @@ from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
+from memplan.graph.modules.stages import receive
 from memplan.graph.stacks import WHOLE_MODEL, counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
@@ -106,11 +107,6 @@ def _is_apart(model: ModelSpec) -> bool:
 def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
     """Parts that are counted, or run, before the text model."""
     built.base.declare_unseen()
-    if model.tables and model.join is not None and model.join.joining is Joining.CROSSED:
-        from memplan.classes.mllama import look  # only where layers attend to pictures
-
-        look(run, built.base, model)
-        return
     if not model.tables or not _is_apart(model):
         return
     parts, tied = counted_parts(model), model.head.tied

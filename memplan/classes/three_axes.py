@@ -17,12 +17,11 @@ from memplan.classes.llama import (
 from memplan.classes.mixed.deepseek import Glm4MoeModel
 from memplan.classes.mixed.mixtures import Qwen3MoeModel
 from memplan.classes.pictures.base import begin
-from memplan.classes.sectioned import SectionedRotaryEmbedding
 from memplan.families.nesting import same_class
 from memplan.graph.modules.functional import copy_at, rows_of
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import position_ids
-from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
+from memplan.graph.modules.rotary import SectionedRotaryEmbedding, Turn, apply_rotary_to_part
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 

@@ -16,11 +16,8 @@ class Ties(Enum):
     """Which config's ``tie_word_embeddings`` counts."""
 
     OUTER = "outer"
-    EITHER = "either"
-    """The outer one, but a nested true overrules its false (LLaVA)."""
     INNER = "inner"
     """The text model is a class with a head of its own inside (InstructBLIP)."""
-    NEVER = "never"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,5 +64,3 @@ class Multimodal:
     """It leaves its logits as they are, though the text model's own class casts them (Llama 3.2 Vision)."""
     own_output: bool = False
     """Its output matrix and loss stand behind a text model of two stacks: no bias, fp32 logits (Florence-2)."""
-    output_rows: Callable[[ConfigReader, ConfigReader], int] | None = None
-    """Rows of an untied output matrix by outer and text config, where not the text's vocabulary."""

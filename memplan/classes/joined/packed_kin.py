@@ -17,6 +17,7 @@ from memplan.classes.joined.packed import (
     SeparateAttention,
     in_stretches,
     interpolated,
+    joined,
     joined_patches,
 )
 from memplan.classes.joined.qwen_vl import VisionBlock, VisualModel
@@ -29,6 +30,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
+from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.attention import in_heads as in_rows_of_heads
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -56,6 +58,7 @@ class EncoderTower(PackedTower):
     last = "post_layernorm"
     listed = "encoder.layers"
     attention_class: type[SeparateAttention] = SeparateAttention
+    embeddings: Module
     layers: LayerList
 
     def __init__(self, config: ConfigReader) -> None:
@@ -437,7 +440,7 @@ class MuseVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         reverse_indices = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, reverse_indices, (rows, size))
-        hidden_states = self.ln_post(hidden_states)
+        hidden_states = self.children[self.last](hidden_states)
         shuffle_index = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, shuffle_index, (rows, size))
         hidden_states = hidden_states.view(-1, self.joins**2, size)
@@ -484,7 +487,12 @@ class MiniCPMAttention(SeparateAttention):
         query_states = in_rows_of_heads(self.children["q_proj"](hidden_states), self.head_dim)
         key_states = in_rows_of_heads(self.children["k_proj"](hidden_states), self.head_dim)
         value_states = in_rows_of_heads(self.children["v_proj"](hidden_states), self.head_dim)
-        attn_output = in_stretches(query_states, key_states, value_states, stretches)
+        splits = [
+            in_stretches(each, stretches) for each in (query_states, key_states, value_states)
+        ]
+        attend = attention_function(self.run, causal=False)
+        attn_outputs = [attend(q, k, v, None, 0.0)[0] for q, k, v in zip(*splits, strict=True)]
+        attn_output = joined(attn_outputs)
         attn_output = attn_output.reshape(*hidden_states.shape[:2], -1).contiguous()
         attn_output = self.children[self.output](attn_output)
         return attn_output
@@ -565,7 +573,7 @@ class MiniCPMVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         if not self.layers.captured:
             spare(self.vit_merger)
-        last_hidden_state = self.post_layernorm(hidden_states)
+        last_hidden_state = self.children[self.last](hidden_states)
         return (last_hidden_state,)
 
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.classes.joined.base import TOWER, JoinedModel
 from memplan.classes.joined.packed import (
@@ -291,6 +291,11 @@ class VisualModel(JoinedModel):
         self.add_tower(config)
         self.add_text(config)
 
+    @property
+    def eye(self) -> Any:
+        """The tower, with what its own class says of it."""
+        return super().eye
+
     def get_image_features(self) -> Handle:
         begin_tower(self.eye, TOWER)
         vision_outputs = self.eye(self.pictures())
@@ -319,4 +324,5 @@ class Qwen3VLModel(VisualModel):
         if not self.is_shown:
             return made
         deepstack_features = self.named[2 : 2 + len(self.eye.deep)]
-        return *made, *map(self.collected, deepstack_features)
+        found = (each for each in deepstack_features if isinstance(each, Handle))
+        return *made, *map(self.collected, found)

@@ -181,6 +181,7 @@ class OPTModel(Decoder):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
         counted = () if received is not None else summed_positions(self.run, batch, length)
         mask = self.masks(batch, length)[None]
         x = embeds
@@ -207,9 +208,10 @@ class XGLMAttention(OPTAttention):
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         batch, length, width = x.shape
         query = self.q_proj(x) * 0.125
-        key = self.k_proj(x)
+        # The class does so behind the values' projection; its gradient comes transposed, and is
+        # copied when the projection's turn has come.
+        key = self.split_heads(self.k_proj(x))
         value = self.v_proj(x)
-        key = self.split_heads(key)
         value = self.split_heads(value)
         query = self.split_heads(query)
         folded = batch * self.num_heads, -1, self.head_dim

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memplan.families.index import family_module
-from memplan.families.joined.multimodal_texts import TEXTS
 from memplan.families.joined.multimodal_types import MULTIMODALS
 from memplan.families.multimodal_spec import Multimodal, Ties, Whole
 from memplan.families.nesting import Part, read_part
 from memplan.families.request import ReadRequest, checkpoint_dtype
-from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import HeadSpec
 from memplan.model.layers import StackSpec
@@ -31,11 +29,10 @@ def read_whole(reader: ConfigReader, request: ReadRequest, kind: Multimodal) -> 
     """Read the text model, then what stands beside it."""
     part = read_part(reader, kind.text)
     text = read_text(part, request)
-    tied = _tied(reader, part, kind, text)
+    tied = _tied(reader, kind, text)
     head = replace(
         text.head,
         tied=tied,
-        num_rows=0 if tied else _output_rows(reader, part, kind),
         attended_loss=kind.attended_loss,
         loss_upcast=kind.own_output or (text.head.loss_upcast and not kind.plain_logits),
     )
@@ -85,53 +82,19 @@ def read_text(part: Part, request: ReadRequest) -> ModelSpec:
     ``ForConditionalGeneration`` is said of any text model that towers feed, so it asks for the
     text family's usual task.
     """
-    kin = TEXTS.get(part.model_type)
-    family = part.model_type if kin is None else kin.family
-    reader = part.reader if kin is None else kin.adapt(part.reader)
-    module = family_module(family)
+    module = family_module(part.model_type)
     if module is None:
-        error = reader.fail(
+        error = part.reader.fail(
             "model_type", f"{part.model_type!r}: no such text model can be read yet"
         )
         raise error
     task = None if request.task in {Task.SEQ2SEQ_LM, Task.OTHER} else request.task
-    text = module.read(reader, replace(request, model_type=family, task=task))
-    if kin is None or not kin.three_axes:
-        return text
-    return replace(text, stacks=tuple(map(_on_three_axes, text.stacks)))
+    return module.read(part.reader, replace(request, model_type=part.model_type, task=task))
 
 
-def _on_three_axes(stack: StackSpec) -> StackSpec:
-    """With rotary tables of time, height and width for each sequence."""
-    runs = []
-    for run in stack.runs:
-        attention = run.layer.attention
-        if isinstance(attention, AttentionSpec) and attention.rotary is not None:
-            attention = replace(attention, rotary=replace(attention.rotary, sections=True))
-        runs.append(replace(run, layer=replace(run.layer, attention=attention)))
-    return replace(stack, runs=tuple(runs))
-
-
-def _tied(reader: ConfigReader, part: Part, kind: Multimodal, text: ModelSpec) -> bool:
-    """Whether input and output matrix are one.
-
-    Where the text's keys stand in the outer config, the flag is the outer one's alone.
-    """
-    outer = reader.flag("tie_word_embeddings")
-    if kind.ties is Ties.NEVER:
-        return False
-    if kind.ties is Ties.OUTER:
-        return outer
-    if kind.ties is Ties.INNER:
-        return text.head.tied
-    nested = part.reader
-    if nested.config is reader.config:
-        nested = ConfigReader({}, source=reader.source, defaults=nested.defaults)
-    return outer or nested.flag("tie_word_embeddings")
-
-
-def _output_rows(reader: ConfigReader, part: Part, kind: Multimodal) -> int:
-    return 0 if kind.output_rows is None else kind.output_rows(reader, part.reader)
+def _tied(reader: ConfigReader, kind: Multimodal, text: ModelSpec) -> bool:
+    """Whether input and output matrix are one."""
+    return text.head.tied if kind.ties is Ties.INNER else reader.flag("tie_word_embeddings")
 
 
 def _base_head(text: ModelSpec, head: HeadSpec) -> tuple[ParameterBlock, ...]:

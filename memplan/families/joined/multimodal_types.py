@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from memplan.families.multimodal_spec import Multimodal, Ties
 from memplan.families.nesting import PartSpec
-from memplan.families.projectors import convolved, drawing, joined, plain, queried, sounds
+from memplan.families.projectors import convolved, plain, queried, sounds
 from memplan.families.projectors.towers import TEXT
 from memplan.model.towers.compared.joining import Joining, TowerJoin
 
@@ -43,29 +43,6 @@ COLLECTED_KEPT = TowerJoin(joining=Joining.COLLECTED, returned=True)
 SOUND, QUERIED = "the audio tower", "the vision tower and the Q-Former"
 
 MULTIMODALS: dict[str, Multimodal] = {
-    "qwen2_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
-    "qwen2_5_vl": Multimodal(declare=plain.visual, text=FLAT, ties=Ties.EITHER, join=COLLECTED),
-    "qwen3_vl": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "qwen3_vl_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "qwen3_5": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "qwen3_5_moe": Multimodal(declare=plain.visual, text=OWN, join=COLLECTED),
-    "glm4v": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
-    "glm4v_moe": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
-    "glm_ocr": Multimodal(declare=plain.visual, text=OWN, ties=Ties.EITHER, join=COLLECTED),
-    "exaone4_5": Multimodal(
-        declare=plain.visual, text=PartSpec(key=TEXT, model_type="exaone4"), join=COLLECTED
-    ),
-    "kimi_k25": Multimodal(
-        declare=joined.kimi, text=PartSpec(key=TEXT, model_type="deepseek_v3"), join=COLLECTED
-    ),
-    "paddleocr_vl": Multimodal(declare=joined.paddle, text=FLAT, join=COLLECTED, ties=Ties.EITHER),
-    "video_llama_3": Multimodal(
-        declare=plain.video_llama3, text=QWEN2, join=COLLECTED_KEPT, ties=Ties.EITHER
-    ),
-    "minicpmv4_6": Multimodal(
-        declare=joined.minicpm, text=PartSpec(key=TEXT, model_type="qwen3_5_text"), join=COLLECTED
-    ),
-    "muse_glimmer": Multimodal(declare=plain.muse, text=OWN, join=COLLECTED),
     "instructblip": Multimodal(
         declare=queried.instructblip,
         text=OPT,
@@ -115,13 +92,6 @@ MULTIMODALS: dict[str, Multimodal] = {
         declare=convolved.got_ocr2,
         text=PartSpec(key=TEXT, model_type="qwen2", fills=GOT_QWEN),
         join=SCATTERED_KEPT,
-    ),
-    "glm_image": Multimodal(
-        declare=drawing.glm_image,
-        text=OWN,
-        join=TowerJoin(joining=Joining.UNSEEN),
-        ties=Ties.NEVER,
-        output_rows=lambda _, text: text.integer("vision_vocab_size"),
     ),
     "llama4": Multimodal(
         declare=plain.llama4, text=OWN, join=SCATTERED, ties=Ties.INNER, head_in_base=True

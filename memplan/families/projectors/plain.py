@@ -7,55 +7,13 @@ from memplan.families.projectors.towers import (
     AUDIO,
     VISION,
     declare_tower,
-    perceptron_bodies,
-    width_of,
 )
-from memplan.families.towers.blocks import perceptron
-from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.networks.davit import stage_widths
-from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.gridded.davit import PlacedMeanBody
-from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
-
-
-def visual(table: ParameterTable, whole: Whole) -> None:
-    """A tower that ends in the text model's width by itself (Qwen-VL and its kin)."""
-    declare_tower(table, whole.part(VISION))
-
-
-def video_llama3(table: ParameterTable, whole: Whole) -> None:
-    """SigLIP without a position table, and a perceptron."""
-    vision = whole.part(VISION)
-    declare_tower(table, vision)
-    outputs = whole.text.hidden_size
-    parts = perceptron_bodies(
-        "projector.readout", width_of(vision), outputs, outputs, Activation.GELU
-    )
-    with table.block("projector", body=ChainBody(parts=parts)):
-        perceptron(table, "projector.readout", width_of(vision), outputs, outputs)
-
-
-def muse(table: ParameterTable, whole: Whole) -> None:
-    """A tower, an adapter, a linear layer, all without a bias."""
-    reader, outputs = whole.reader, whole.text.hidden_size
-    declare_tower(table, whole.part(VISION))
-    given, inner = reader.integer("out_hidden_size"), reader.integer("projector_hidden_size")
-    active = tower_activation(reader, "projector_hidden_act")
-    plain = NormSpec(kind=NormKind.RMS_POWER, weight=False)
-    body = ChainBody(
-        parts=(
-            *perceptron_bodies("adapter", given, inner, inner, active, bias=False),
-            ActivationBody(activation=active),
-            LinearBody(module="vision_projection", inputs=inner, outputs=outputs, bias=False),
-            NormBody(module="perception_emb_norm", size=outputs, norm=plain),
-        )
-    )
-    with table.block("projector", body=body):
-        perceptron(table, "adapter", reader.integer("out_hidden_size"), inner, inner, bias=False)
-        table.linear("vision_projection", inner, whole.text.hidden_size, bias=False)
+from memplan.model.towers.parts import LinearBody, NormBody, SpareBody
 
 
 def llama4(table: ParameterTable, whole: Whole) -> None:

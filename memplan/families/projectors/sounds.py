@@ -1,11 +1,8 @@
 """Towers of sound."""
 
-from dataclasses import replace
-
 from memplan.families.multimodal_spec import Whole
 from memplan.families.projectors.towers import (
     AUDIO,
-    VISION,
     declare_tower,
     perceptron_bodies,
     width_of,
@@ -13,7 +10,6 @@ from memplan.families.projectors.towers import (
 from memplan.families.towers.blocks import perceptron
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.qformer import qformer
-from memplan.families.towers.sounds.talker import diffusion, talker, vocoder
 from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody
 from memplan.model.towers.parts import LinearBody
@@ -63,21 +59,3 @@ def granite_speech(table: ParameterTable, whole: Whole) -> None:
     qformer(table, "qformer", former.reader, reads_text=reads_text)
     with table.block("projector"):
         table.linear("projector.linear", size, whole.text.hidden_size)
-
-
-def omni(table: ParameterTable, whole: Whole) -> None:
-    """Towers for images and for sound, both as wide as the text model."""
-    declare_tower(table, whole.part(VISION))
-    declare_tower(table, whole.part(AUDIO), "audio_tower")
-
-
-def omni_speech(table: ParameterTable, whole: Whole) -> None:
-    """The talker, and what makes waves of its codes."""
-    talker(table, "talker", whole.part("talker_config").reader)
-    waves = Whole(
-        reader=whole.part("token2wav_config").reader,
-        request=replace(whole.request, model_type="qwen2_5_omni_token2wav"),
-        text=whole.text,
-    )
-    diffusion(table, "token2wav", waves.part("dit_config").reader)
-    vocoder(table, "vocoder", waves.part("bigvgan_config").reader)

@@ -7,17 +7,12 @@ from memplan.families.towers.clip import siglip_vision
 from memplan.families.towers.images import (
     blip_vision,
     gemma4_vision,
-    kimi_vision,
     kosmos_vision,
     llama4_vision,
     mllama_vision,
-    muse_vision,
-    paddle_vision,
     step_vision,
-    unplaced_vision,
 )
 from memplan.families.towers.networks.davit import davit
-from memplan.families.towers.patch_vits import PATCH_VITS, declare_patch_vit
 from memplan.families.towers.sam import got_vision, sam_vision
 from memplan.families.towers.sounds.sound import (
     averaged_encoder,
@@ -25,7 +20,6 @@ from memplan.families.towers.sounds.sound import (
     gemma4_sound,
     glm_encoder,
     granite_encoder,
-    omni_encoder,
 )
 from memplan.model.networks import Activation
 from memplan.model.parameters import ParameterTable
@@ -38,10 +32,6 @@ VISION, TEXT, AUDIO = "vision_config", "text_config", "audio_config"
 
 TOWERS = {
     "siglip_vision_model": siglip_vision,
-    "kimi_k25_vision": kimi_vision,
-    "muse_glimmer_vision": muse_vision,
-    "video_llama_3_vision": unplaced_vision,
-    "paddleocr_vl_vision": paddle_vision,
     "instructblip_vision_model": blip_vision,
     "instructblipvideo_vision_model": blip_vision,
     "blip_2_vision_model": blip_vision,
@@ -54,14 +44,13 @@ TOWERS = {
     "sam_vision_model": sam_vision,
     "got_ocr2_vision": got_vision,
     "gemma4_audio": gemma4_sound,
-    "qwen2_5_omni_audio_encoder": omni_encoder,
     "qwen2_audio_encoder": averaged_encoder,
     "voxtral_encoder": cast_encoder,
     "glmasr_encoder": glm_encoder,
     "granite_speech_encoder": granite_encoder,
     "granite_speech_plus_encoder": granite_encoder,
 }
-"""Towers by the ``model_type`` of their config; those of ``PATCH_VITS`` beside them."""
+"""Towers by the ``model_type`` of their config."""
 
 
 def declare_tower(table: ParameterTable, part: Part, name: str = "vision_tower") -> None:
@@ -69,12 +58,9 @@ def declare_tower(table: ParameterTable, part: Part, name: str = "vision_tower")
 
     Raises ``ConfigError`` for another.
     """
-    if part.model_type in PATCH_VITS:
-        declare_patch_vit(table, name, part.reader, part.model_type)
-        return
     declare = TOWERS.get(part.model_type)
     if declare is None:
-        raise unknown_part(part, {**TOWERS, **PATCH_VITS})
+        raise unknown_part(part, TOWERS)
     declare(table, name, part.reader)
 
 

@@ -8,21 +8,17 @@ Classes of transformers 5.23: ``PixtralVisionModel``, ``InternVLVisionModel``, `
 """
 
 from dataclasses import replace
-from functools import partial
-from itertools import groupby
 from math import isqrt
 
 from memplan.families.towers.blocks import (
     TowerLayer,
-    declare_attention,
     declare_layer,
     declare_layers,
     layer_body,
-    perceptron,
 )
 from memplan.families.towers.clip import patches_across
 from memplan.families.towers.layers import tower_activation
-from memplan.families.towers.sizes import PICTURE, pair, ratio
+from memplan.families.towers.sizes import pair, ratio
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
@@ -30,15 +26,13 @@ from memplan.model.parameters import ParameterTable
 from memplan.model.towers.body import ChainBody, TowerBody
 from memplan.model.towers.compared.pooling import SquaresBody
 from memplan.model.towers.compared.projecting import (
-    CopiedBody,
     CropBody,
     JoinedPatchesBody,
-    WindowMergerBody,
 )
 from memplan.model.towers.gridded.nets import ConvolutionBody
 from memplan.model.towers.layers import Turning
-from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody, SpareBody
-from memplan.model.towers.patches import Cut, PatchesBody, Positions, ReorderedBody
+from memplan.model.towers.parts import ActivationBody, LinearBody, NormBody
+from memplan.model.towers.patches import Cut, PatchesBody, Positions
 from memplan.model.towers.tiles import LayersJoinedBody, TilePlacesBody, TilesBody
 
 COLOURS = 3
@@ -79,93 +73,6 @@ def _placed_patches(reader: ConfigReader) -> PatchesBody:
         projection="patch_embedding", positions=Positions.TABLE,
         position_module="position_embedding",
     )  # fmt: skip
-
-
-def kimi_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """MoonViT: a grid of positions that is resampled to each image's."""
-    size = reader.integer("hidden_size")
-    patches = replace(
-        _packed_patches(reader), positions=Positions.BAGGED, casts_pictures=False,
-        position_module="patch_embed.pos_emb.position_embeddings",
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=patches):
-        _patches(table, reader)
-        grid = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
-        table.parameter("patch_embed.pos_emb", "position_embeddings", *grid, size)
-    _packed_layers(table, name, reader)
-    with table.block(f"{name}.norm", body=NormBody(module="final_layernorm", size=size)):
-        table.norm("final_layernorm", size)
-
-
-def _packed_patches(reader: ConfigReader) -> PatchesBody:
-    """Patches of pictures that keep their proportions, all in one row."""
-    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    return PatchesBody(
-        size=size, channels=reader.integer("num_channels", default=COLOURS), image=PICTURE,
-        patch=pair(reader, "patch_size"), projection="patch_embedding", rotary_dim=size // heads,
-    )  # fmt: skip
-
-
-def _packed_layers(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """SigLIP's layers with rotary positions, each picture by itself."""
-    layer, heads = plain_layer(reader), reader.integer("num_attention_heads")
-    active = tower_activation(reader, "hidden_act", default="gelu_pytorch_tanh")
-    body = replace(layer_body(layer, heads, active), turning=Turning.FULL, packed=True)
-    count = reader.layers("num_hidden_layers")
-    declare_layers(table, f"{name}.layers", count, layer, heads=heads, activation=active, body=body)
-
-
-def muse_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """Muse Glimmer's: patches of several frames through a linear layer, norms around the layers."""
-    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    side, frames = reader.integer("patch_size"), reader.integer("patch_temporal")
-    high, wide = reader.integer("pos_emb_height"), reader.integer("pos_emb_width")
-    patches = PatchesBody(
-        size=size, channels=COLOURS, image=PICTURE, patch=(side, side), frames=frames,
-        projection="patch_embedding", cut=Cut.FLAT, bias=False, rotary_dim=size // heads,
-        positions=Positions.WEIGHED_FULL, position_module="position_embedding_table",
-        cast_tables=True,
-    )  # fmt: skip
-    first = ChainBody(
-        parts=(patches, NormBody(module="ln_pre", size=size), ReorderedBody(size=size))
-    )
-    with table.block(f"{name}.embed", body=first):
-        table.linear("patch_embedding", frames * COLOURS * side**2, size, bias=False)
-        table.embedding("position_embedding_table", high * wide, size)
-        table.norm("ln_pre", size)
-    layer, active = plain_layer(reader), tower_activation(reader, "hidden_act")
-    whole = replace(layer_body(layer, heads, active), turning=Turning.FULL, packed=True)
-    windowed = replace(whole, window=high * high)
-    for is_whole, group in groupby(_sees_all(reader)):
-        declare_layers(
-            table, f"{name}.layers", len(list(group)), layer, heads=heads, activation=active,
-            body=whole if is_whole else windowed,
-        )  # fmt: skip
-    merged = reader.integer("merge_size")
-    last = ChainBody(
-        parts=(
-            ReorderedBody(size=size),
-            NormBody(module="ln_post", size=size),
-            ReorderedBody(size=size),
-            JoinedPatchesBody(size=size, side=merged, copies=1),
-        )
-    )
-    with table.block(f"{name}.norm", body=last):
-        table.norm("ln_post", size)
-
-
-def _sees_all(reader: ConfigReader) -> list[bool]:
-    """Of each of Muse Glimmer's layers, whether it sees the picture or a window of it."""
-    count = reader.layers("num_hidden_layers")
-    listed = reader.texts("layer_types")
-    if not listed:
-        return [number % 4 == 3 or number == count - 1 for number in range(count)]
-    for kind in listed:
-        reader.choice("layer_types", kind, ("full_attention", "window_attention"))
-    if len(listed) != count:
-        key = "layer_types"
-        raise reader.fail(key, f"has {len(listed)} entries for {count} layers")
-    return [kind == "full_attention" for kind in listed]
 
 
 def llama4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
@@ -426,75 +333,3 @@ def gemma4_vision(table: ParameterTable, name: str, reader: ConfigReader) -> Non
 SOFT_TOKENS = 280
 """The most tokens that Gemma 4's processor makes of a picture; it pads each to so many."""
 RMS_POWER = NormSpec(kind=NormKind.RMS_POWER)
-
-
-def unplaced_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """VideoLLaMA 3's: SigLIP's with rotary positions, so that there is no table of them."""
-    size = reader.integer("hidden_size")
-    with table.block(f"{name}.embed", body=_packed_patches(reader)):
-        _patches(table, reader)
-    _packed_layers(table, name, reader)
-    # Resized to a side of its own, a copy; and joined.
-    last = ChainBody(parts=(NormBody(module="post_layernorm", size=size), CopiedBody(times=2)))
-    with table.block(f"{name}.norm", body=last):
-        table.norm("post_layernorm", size)
-
-
-def paddle_vision(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """PaddleOCR-VL's: SigLIP's with rotary positions, and a table of others that is resampled."""
-    size = reader.integer("hidden_size")
-    patches = replace(
-        _packed_patches(reader), positions=Positions.WEIGHED_FULL,
-        position_module="position_embedding",
-    )  # fmt: skip
-    with table.block(f"{name}.embed", body=patches):
-        _patches(table, reader)
-        table.embedding("position_embedding", patches_across(reader) ** 2, size)
-    _packed_layers(table, name, reader)
-    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
-        table.norm("post_layernorm", size)
-
-
-def minicpm_vision(
-    table: ParameterTable, name: str, reader: ConfigReader, *, merged_after: int
-) -> None:
-    """MiniCPM-V's: SigLIP's, and a layer that joins windows of patches amid the others.
-
-    ``merged_after`` says behind how many of them; 0: it serves nothing.
-    """
-    size, heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    patches = replace(_placed_patches(reader), image=PICTURE, positions=Positions.EACH)
-    with table.block(f"{name}.embed", body=patches):
-        _patches(table, reader)
-        table.embedding("position_embedding", patches_across(reader) ** 2, size)
-    layer = plain_layer(reader)
-    active = tower_activation(reader, "hidden_act", default="gelu_pytorch_tanh")
-    body = replace(layer_body(layer, heads, active), packed=True)
-    count = reader.layers("num_hidden_layers")
-    before = merged_after if 0 < merged_after <= count else count
-    layers = partial(
-        declare_layers,
-        table,
-        f"{name}.layers",
-        layer=layer,
-        heads=heads,
-        activation=active,
-        body=body,
-    )
-    layers(count=before)
-    height, width = pair(reader, "window_kernel_size")
-    inner_size = reader.integer("intermediate_size") * height * width
-    merger = WindowMergerBody(
-        size=size, inner_size=inner_size, side=height, module="window_merger",
-        layer=replace(body, window=height * width),
-    )  # fmt: skip
-    with table.block(f"{name}.window_merger", body=merger if merged_after else SpareBody()):
-        joined = size * height * width
-        declare_attention(table, layer)
-        table.norm("layer_norm1", size)
-        table.norm("pre_norm", joined)
-        perceptron(table, "window_merger", joined, inner_size, size)
-    if before < count:
-        layers(count=count - before)
-    with table.block(f"{name}.norm", body=NormBody(module="post_layernorm", size=size)):
-        table.norm("post_layernorm", size)

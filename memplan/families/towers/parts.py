@@ -1,6 +1,5 @@
 """Parts of a transformer's layer as towers declare them: attention, perceptrons, a whole layer."""
 
-from memplan.families.towers.layers import perceptron
 from memplan.model.parameters import ParameterTable
 
 
@@ -31,16 +30,6 @@ def fused_attention(table: ParameterTable, name: str, size: int, *, bias: bool =
     """Queries, keys and values as one linear layer, and the output."""
     table.linear(f"{name}.qkv", size, 3 * size, bias=bias)
     table.linear(f"{name}.proj", size, size)
-
-
-def transformer_layer(
-    table: ParameterTable, size: int, inner: int, *, qkv_bias: bool = True
-) -> None:
-    """Attention and a feed-forward network, with a layer norm for each, before or behind it."""
-    attention(table, "self_attn", size, bias=qkv_bias)
-    table.norm("layer_norm1", size)
-    perceptron(table, "mlp", size, inner)
-    table.norm("layer_norm2", size)
 
 
 def multi_layer(

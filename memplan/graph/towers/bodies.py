@@ -12,7 +12,7 @@ from memplan.graph.towers.compared.queried import with_instruction, write_querie
 from memplan.graph.towers.gridded.davit import write_davit
 from memplan.graph.towers.gridded.nets import pixels, write_branches, write_net
 from memplan.graph.towers.gridded.segmenting import write_segmenting
-from memplan.graph.towers.images import image_patches, reordered
+from memplan.graph.towers.images import image_patches
 from memplan.graph.towers.layers import tower_layer
 from memplan.graph.towers.pairs import write_pairs
 from memplan.graph.towers.sounds import signal, write_sound
@@ -35,7 +35,7 @@ from memplan.model.towers.parts import (
     PartBody,
     SpareBody,
 )
-from memplan.model.towers.patches import PatchesBody, ReorderedBody
+from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SignalBody, SoundBody
 from memplan.model.towers.tiles import TileBody, TilesBody
 
@@ -100,10 +100,8 @@ def _read_on(t: Tape, x: Tensor, body: object, flow: Flow, given: dict[str, Tens
         return write_davit(t, x, body, flow)
     if isinstance(body, QueriedBody):
         return write_queried(t, x, body, flow, given)
-    if isinstance(body, TileBody):
-        return write_tiles(t, x, body, flow)
-    assert isinstance(body, ReorderedBody), body
-    return reordered(t, x, body.size)
+    assert isinstance(body, TileBody), body
+    return write_tiles(t, x, body, flow)
 
 
 def _part(t: Tape, x: Tensor, body: PartBody) -> Tensor:

@@ -53,7 +53,7 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     pixels = height * width
     if body.rows:
         pixels = body.rows * body.patch[0] * body.patch[1]
-    pixels *= flow.items * body.frames * body.channels
+    pixels *= flow.items * body.channels
     x = sensed(t, pixels, casts=body.casts_pictures)
     if body.centred:
         x = t.scale(t.shift(x))
@@ -65,12 +65,10 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
     if body.tokens:
         others = [spread(t, name, flow.items, body.size) for name in body.tokens]
         x = t.concatenate(x, *others) if body.tokens_last else t.concatenate(*others, x)
-    if body.windowed:
-        x = reordered(t, x, body.size)
     if body.first_norm:
         x = norm(t, x, RMS_NORM, body.first_norm, body.size)
     if body.positions is not Positions.NONE:
-        given, added = x, positions(t, body, flow.items, patches, x.dtype)
+        given, added = x, positions(t, body, flow.items, patches)
         x = t.add(given, added)
         if body.names_patches:
             t.touch(added, given, vectors)
@@ -89,35 +87,21 @@ def image_patches(t: Tape, body: PatchesBody, flow: Flow) -> Tensor:
         flow.tables = (t.buffer((patches + len(body.tokens)) * body.rotary_dim, DType.FP32),) * 2
     elif body.rotary_dim:
         rows = patches if body.one_table else flow.items * patches
-        _tables(t, body, flow, rows, _table_dtype(t, x, body))
+        _tables(t, body, flow, rows, _table_dtype(x, body))
     return dropout(t, x, body.dropout)
 
 
-def _table_dtype(t: Tape, x: Tensor, body: PatchesBody) -> DType:
+def _table_dtype(x: Tensor, body: PatchesBody) -> DType:
     """What cosines and sines are cast to: fp32, what patches are, or what a norm makes of them."""
-    if body.masked or body.rows or (body.cast_tables and t.autocast is None):
+    if body.masked or body.rows:
         return x.dtype
     return DType.FP32
-
-
-def reordered(t: Tape, x: Tensor, size: int) -> Tensor:
-    """Rows picked by index."""
-    out = t.tensor(x.numel, x.dtype)
-    numbers = t.tensor(x.numel // size, DType.INT64)
-    t.record(OperationKind.ARANGE, (), (numbers,))
-    t.record(
-        OperationKind.INDEX, (x, numbers), (out,), saves=(numbers,),
-        gradients=(Gradient.FRESH, Gradient.NONE),
-    )  # fmt: skip
-    return out
 
 
 def _vectors(t: Tape, x: Tensor, body: PatchesBody, patches: int) -> Tensor:
     """One vector of each patch."""
     if body.cut is Cut.CONVOLVED:
-        out = convolution(
-            t, x, body.projection, patches, bias=body.bias, gives_rows=body.frames == 1
-        )
+        out = convolution(t, x, body.projection, patches, bias=body.bias, gives_rows=True)
         out.by_channel = body.by_channel
         return out
     if body.cut is Cut.UNFOLDED:

@@ -3,7 +3,6 @@
 ``get_image_features`` and ``forward`` of transformers' vision-language models.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from memplan.dtypes import DType
@@ -56,11 +55,8 @@ def _spare(blocks: tuple[ParameterBlock, ...]) -> tuple[ParameterBlock, ...]:
 
 def joined_embeddings(
     t: Tape, model: ModelSpec, blocks: tuple[ParameterBlock, ...], embedded: Tensor, join: TowerJoin
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Run the towers behind the embedding of the tokens, and write what they give over it.
-
-    Returns what comes of it, and what the first layers are given beside it.
-    """
+) -> Tensor:
+    """Run the towers behind the embedding of the tokens, and write what they give over it."""
     t.end(embedded)
     t.hold(embedded)
     flow = Flow(items=t.options.batch_size * t.options.images_per_sample)
@@ -80,15 +76,14 @@ def joined_embeddings(
     t.record(OperationKind.EQ, (), (mask,))
     out = t.tensor(embedded.numel, embedded.dtype)
     places = () if t.decomposed else (allocated_bytes(embedded.numel, DType.INT64), RESULT)
-    # What the first layers add is small: it goes with the rest here.
-    given = (embedded, features, *flow.deep)
+    given = (embedded, features)
     t.record(
         OperationKind.SCATTER, given, (out,), saves=(mask,),
         gradients=(Gradient.FRESH,) * len(given), forward_scratch_bytes=places,
     )  # fmt: skip
     t.release(embedded)
     t.hold(out)
-    return out, flow.deep
+    return out
 
 
 def _check_room(t: Tape, model: ModelSpec, features: Tensor) -> None:

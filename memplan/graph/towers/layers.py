@@ -9,7 +9,7 @@ from memplan.graph.attention.rotary import rotate
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient, Operation
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamp_between, dropout
 from memplan.graph.operations.norms import norm
@@ -18,7 +18,6 @@ from memplan.graph.operations.rotary import rotary, rotary_as_complex
 from memplan.graph.towers.state import Flow
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.model.towers.layers import LayerBody, Turning
-from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 def tower_layer(t: Tape, x: Tensor, body: LayerBody, flow: Flow) -> Tensor:
@@ -129,10 +128,7 @@ def attention(t: Tape, x: Tensor, body: LayerBody, flow: Flow, *, cross: bool = 
     if flow.tables is not None:
         query, key = _turned(t, query, key, body, flow.tables)
     masked = spec.causal or body.one_row or body.masked
-    if body.packed:
-        out = _in_stretches(t, query, key, value, shape, body, flow)
-    else:
-        out = attend(t, query, key, value, shape, flow.mask if masked else None)
+    out = attend(t, query, key, value, shape, flow.mask if masked else None)
     if any(each.kind is OperationKind.EFFICIENT_ATTENTION for each in t.segment.operations[start:]):
         # Its gradients lie in rows, whatever it was given (ATen/native/transformers/cuda/attention_backward.cu).
         for each in copies:
@@ -221,45 +217,6 @@ def _turned_by_axis(t: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cosines, sines = t.view(cos, cos.numel // 2), t.view(sin, sin.numel // 2)
     parts = [rotary(t, part, cosines, sines) for part in t.split(x, half, half)]
     return t.concatenate(*parts)
-
-
-def _in_stretches(
-    t: Tape,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    shape: Shape,
-    body: LayerBody,
-    flow: Flow,
-) -> Tensor:
-    """Attention within each picture, or window of one; all results are joined, be it a single one.
-
-    Stretches are alike, so that they are written down as a batch; only what a kernel keeps beside its
-    result is small for each, and takes a block of its own.
-    """
-    rows = shape.batch * shape.queries
-    length = min(body.window or flow.patches, flow.patches)
-    number = max(1, rows // length)
-    whole = replace(shape, batch=number, queries=rows // number, keys=rows // number)
-    out = attend(t, query, key, value, whole, None)
-    joined, kept = t.tensor(out.numel, out.dtype), []
-    if t.kernels.attention is AttentionKernel.SDPA:
-        kept = [_kept_by_stretches(t, whole)]
-    t.record(OperationKind.CAT, (out,), (joined, *kept), saves=kept, gradients=(Gradient.ALIAS,))
-    return joined
-
-
-def _kept_by_stretches(t: Tape, shape: Shape) -> Tensor:
-    """What as many kernels keep more than one: sums of exponentials, the state of random numbers."""
-    sums = shape.spec.num_heads * shape.queries
-    each = allocated_bytes(sums, DType.FP32) + RANDOM_STATES * allocated_bytes(1, DType.INT64)
-    once = allocated_bytes(sums * shape.batch, DType.FP32)
-    once += RANDOM_STATES * allocated_bytes(1, DType.INT64)
-    return t.tensor(max(0, shape.batch * each - once), DType.BOOL)
-
-
-RANDOM_STATES = 2
-"""Tensors that a fused kernel returns for dropout, be there none."""
 
 
 def network(t: Tape, x: Tensor, body: LayerBody) -> Tensor:

@@ -26,8 +26,6 @@ class Flow:
     """Which shape the tiles of each picture are laid out in."""
     length: int = 0
     """How long a clip's signal is here."""
-    deep: list[Tensor] = field(default_factory=list)
-    """What is added to the text model's first layers."""
     grid: tuple[int, int] = (0, 0)
     """Positions of a picture down and across."""
     pixels: Tensor | None = None

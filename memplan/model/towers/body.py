@@ -12,7 +12,7 @@ from memplan.model.towers.gridded.segmenting import SegmentingBody
 from memplan.model.towers.layers import LayerBody
 from memplan.model.towers.pairs import PairBody
 from memplan.model.towers.parts import PartBody
-from memplan.model.towers.patches import PictureBody
+from memplan.model.towers.patches import PatchesBody
 from memplan.model.towers.sounds import SoundBody
 from memplan.model.towers.texts import OutputBody
 from memplan.model.towers.tiles import TileBody, TilesBody
@@ -46,7 +46,7 @@ TowerBody = (
     ChainBody
     | BranchBody
     | PartBody
-    | PictureBody
+    | PatchesBody
     | TilesBody
     | TileBody
     | LayerBody

@@ -81,12 +81,8 @@ class LayerBody:
     masked: bool = False
     """Padding is told apart by the mask that the first block made."""
     turning: Turning = Turning.NONE
-    window: int = 0
-    """Patches of a window that sees itself alone; 0: a picture does."""
     one_row: bool = False
     """All pictures lie in one row, told apart by the mask that the first block made (Pixtral)."""
-    packed: bool = False
-    """All pictures lie in one row, and their stretches' results are joined (Qwen-VL)."""
     copies_heads: bool = False
     """Queries are scaled at once, and all three copied to lie head by head (Whisper)."""
     cuts_together: bool = False

@@ -26,20 +26,8 @@ class Positions(Enum):
     """One weight, added as it is (ViT)."""
     TABLE = "table"
     """Rows of a table, looked up by a buffer of numbers (CLIP)."""
-    EACH = "each"
-    """Rows of a table, looked up for each picture by numbers made of its size (Idefics)."""
-    WEIGHED = "weighed"
-    """Four rows of a table for each patch, weighed and added up (Qwen3-VL)."""
-    WEIGHED_FULL = "weighed_full"
-    """The same, multiplied and added up in fp32 (PaddleOCR-VL)."""
     AXES = "axes"
     """A row of a table for each axis, added up, and nothing for padding (Gemma 4)."""
-    SAMPLED = "sampled"
-    """Points of a table that is seen as a picture, in fp32 (GLM-4.1V)."""
-    RESIZED = "resized"
-    """A table that is seen as a picture and resized to each one's sides, written into one tensor (SigLIP 2)."""
-    BAGGED = "bagged"
-    """Sixteen rows of a table for each patch, added up by one kernel, and a frame's own (Kimi K2.5)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,22 +59,16 @@ class PatchesBody:
     """Patches that a picture is padded to with a mask, whatever its size was: it is resized before."""
     centred: bool = False
     """The class itself moves colours from 0 to 1 to where -1 is black."""
-    frames: int = 1
-    """Pictures that one patch spans, the same one where there is no video (Qwen-VL)."""
     crops: int = 1
     """Crops that a picture comes in, each as large as ``image``."""
     masked: bool = False
     """All pictures lie in one row, told apart by a mask of every pair, and normed at once (Pixtral)."""
     rotary_dim: int = 0
     """Size of a head that the layers turn; 0: they do not."""
-    cast_tables: bool = False
-    """Cosines and sines are cast to what the norm behind the patches gives."""
     one_table: bool = False
     """Cosines and sines are of one picture's places, and all pictures are turned by them (Step 3.7)."""
     resized: bool = False
     """A picture is resized to ``image`` before, whatever its size was, or refused."""
-    windowed: bool = False
-    """Patches are put in the order of windows (Qwen2.5-VL)."""
     by_channel: bool = False
     """They stay as the convolution laid them, channel by channel: nothing is joined to them (SigLIP)."""
     names_patches: bool = False
@@ -94,13 +76,3 @@ class PatchesBody:
     casts_pictures: bool = True
     """The class itself casts pictures to the convolution's dtype."""
     dropout: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReorderedBody:
-    """Rows are put back in another order, a copy."""
-
-    size: int
-
-
-PictureBody = PatchesBody | ReorderedBody

@@ -70,17 +70,6 @@ def cast_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None
     whisper_encoder(table, name, reader, cast_back=True)
 
 
-def omni_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
-    """Qwen2.5-Omni's: Whisper's layers, a linear layer to the language model's width."""
-    size, outputs = reader.integer("d_model"), reader.integer("output_dim")
-    _stem(table, name, reader, size)
-    _layers(table, name, reader, size)
-    with table.block(f"{name}.projection"):
-        table.embedding("audio_bos_eos_token", 2, outputs)
-        table.norm("ln_post", size)
-        table.linear("proj", size, outputs)
-
-
 def glm_encoder(table: ParameterTable, name: str, reader: ConfigReader) -> None:
     """GLM-ASR's: Whisper's with rotary positions, and heads as a decoder names them."""
     from memplan.families.llama import rotated_dim  # only here

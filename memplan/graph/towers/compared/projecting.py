@@ -8,25 +8,17 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import softmax
-from memplan.graph.operations.norms import layer_norm, norm
-from memplan.graph.operations.products import linear
-from memplan.graph.towers.images import reordered
-from memplan.graph.towers.layers import attention
+from memplan.graph.operations.norms import norm
 from memplan.graph.towers.state import Flow
-from memplan.model.networks import Activation
 from memplan.model.norms import NormKind, NormSpec
 from memplan.model.towers.compared.projecting import (
-    CopiedBody,
     CropBody,
-    DeepMergersBody,
-    FramesMeanBody,
     HalvedBody,
     JoinedPatchesBody,
     PackedCropsBody,
     PooledProjectionBody,
     ProjectingBody,
     VisualWordsBody,
-    WindowMergerBody,
 )
 
 
@@ -36,30 +28,11 @@ def crop(t: Tape, x: Tensor, body: CropBody, flow: Flow) -> Tensor:
     return rest if flow.items == 1 or body.last else t.contiguous(rest)
 
 
-def deep_mergers(t: Tape, x: Tensor, body: DeepMergersBody, flow: Flow) -> Tensor:
-    """Of each layer that is read early, a norm over joined patches and two linear layers.
-
-    What they read is kept by the layers behind it, as the tower's last result is.
-    """
-    for module in body.modules:
-        normed = layer_norm(t, x, f"{module}.norm", body.merged)
-        raised = linear(t, normed, f"{module}.fc1", body.merged, body.merged, bias=True)
-        active = activation(t, raised, Activation.GELU)
-        flow.deep.append(linear(t, active, f"{module}.fc2", body.merged, body.outputs, bias=True))
-        t.hold(flow.deep[-1])
-    return x
-
-
 def joined_patches(t: Tape, x: Tensor, body: JoinedPatchesBody) -> Tensor:
     """``pixel_shuffle``: views that are copied where the next one asks for rows."""
     for _ in range(body.copies):
         x = t.contiguous(x)
     return x
-
-
-def frames_mean(t: Tape, x: Tensor, body: FramesMeanBody) -> Tensor:
-    """``hidden_states[merge_index].mean(dim=1)``; of a picture there is one frame."""
-    return t.mean(reordered(t, x, body.size), 1)
 
 
 def halved(t: Tape, x: Tensor, body: HalvedBody) -> Tensor:
@@ -123,26 +96,6 @@ def visual_words(t: Tape, x: Tensor, body: VisualWordsBody) -> Tensor:
     return times_weight(t, weighed, t.parameter(f"{body.table}.weight"), body.rows, body.size)
 
 
-def window_merger(t: Tape, x: Tensor, body: WindowMergerBody, flow: Flow) -> Tensor:
-    """``MiniCPMV4_6ViTWindowAttentionMerger``: patches in the order of windows, twice picked."""
-    size, joined = body.size, body.size * body.side**2
-    ordered = reordered(t, layer_norm(t, x, "layer_norm1", size), size)
-    attended = attention(t, ordered, body.layer, flow)
-    t.touch(ordered)
-    middle = t.add(reordered(t, x, size), attended)
-    mean = t.mean(middle, body.side**2)
-    raised = linear(
-        t, layer_norm(t, middle, "pre_norm", joined), f"{body.module}.fc1", joined, body.inner_size,
-        bias=True,
-    )  # fmt: skip
-    active = activation(t, raised, Activation.GELU_TANH)
-    t.touch(raised)
-    out = t.add(linear(t, active, f"{body.module}.fc2", body.inner_size, size, bias=True), mean)
-    t.touch(middle, attended)
-    flow.patches //= body.side**2
-    return out
-
-
 def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Tensor:
     """The operations of any body of ``memplan.model.towers.compared.projecting``."""
     match body:
@@ -150,21 +103,11 @@ def write_projecting(t: Tape, x: Tensor, body: ProjectingBody, flow: Flow) -> Te
             return crop(t, x, body, flow)
         case JoinedPatchesBody():
             return joined_patches(t, x, body)
-        case FramesMeanBody():
-            return frames_mean(t, x, body)
-        case CopiedBody():
-            for _ in range(body.times):
-                x = t.contiguous(x)
-            return x
         case HalvedBody():
             return halved(t, x, body)
         case PackedCropsBody():
             return packed_crops(t, x, body, flow)
         case PooledProjectionBody():
             return pooled_projection(t, x, body, flow)
-        case WindowMergerBody():
-            return window_merger(t, x, body, flow)
         case VisualWordsBody():
             return visual_words(t, x, body)
-        case DeepMergersBody():
-            return deep_mergers(t, x, body, flow)

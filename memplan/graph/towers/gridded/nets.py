@@ -24,7 +24,6 @@ from memplan.model.towers.body import (
 )
 from memplan.model.towers.gridded.nets import (
     ConvolutionBody,
-    DownsamplingBody,
     NetBody,
     PixelsBody,
 )
@@ -48,8 +47,6 @@ def write_net(t: Tape, x: Tensor, body: NetBody, flow: Flow) -> Tensor:
             return _convolved(t, x, body, flow)
         case PixelsBody():
             return pixels(t, body, flow)
-        case DownsamplingBody():
-            return _downsampled(t, x, body, flow)
 
 
 def write_branches(t: Tape, x: Tensor, body: BranchBody, write: Write) -> Tensor:
@@ -114,13 +111,6 @@ def batch_norm(t: Tape, x: Tensor, module: str, channels: int) -> Tensor:
     )  # fmt: skip
     t.touch(x)
     return out
-
-
-def _downsampled(t: Tape, x: Tensor, body: DownsamplingBody, flow: Flow) -> Tensor:
-    height, width = flow.grid
-    flow.grid = height // body.side, width // body.side
-    rows = flow.items * flow.grid[0] * flow.grid[1]
-    return convolution(t, x, body.module, rows, channels_last=True)
 
 
 def _residual(t: Tape, x: Tensor, body: ResidualBody, write: Write) -> Tensor:

@@ -8,7 +8,6 @@ from memplan.fast_dataclass import dataclass
 
 if TYPE_CHECKING:
     from memplan.model.networks import Activation
-    from memplan.model.towers.layers import LayerBody
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,20 +26,6 @@ class JoinedPatchesBody:
     size: int
     side: int
     copies: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FramesMeanBody:
-    """Patches picked by index, so that those of all frames at a place lie together; their mean (Kimi K2.5)."""
-
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopiedBody:
-    """The same, copied so often: rows resized to what they are, pictures joined to one row."""
-
-    times: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +59,6 @@ class PooledProjectionBody:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeepMergersBody:
-    """What earlier layers gave, through mergers of their own, for the text model's first layers (Qwen3-VL)."""
-
-    modules: tuple[str, ...]
-    merged: int
-    """Width of neighbouring patches that are joined."""
-    outputs: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class VisualWordsBody:
     """Scores of visual words become shares, and a mixture of their rows in a table (Ovis 2)."""
 
@@ -94,28 +69,11 @@ class VisualWordsBody:
     table: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowMergerBody:
-    """Windows of patches see themselves and become one patch each, beside their mean (MiniCPM-V 4.6)."""
-
-    size: int
-    inner_size: int
-    side: int
-    """Patches along a side of a window."""
-    module: str
-    layer: LayerBody
-    """The attention."""
-
-
 ProjectingBody = (
     CropBody
     | JoinedPatchesBody
-    | FramesMeanBody
-    | CopiedBody
     | HalvedBody
     | PackedCropsBody
     | PooledProjectionBody
-    | DeepMergersBody
     | VisualWordsBody
-    | WindowMergerBody
 )

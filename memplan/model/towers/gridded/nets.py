@@ -30,14 +30,4 @@ class ConvolutionBody:
     bias: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DownsamplingBody:
-    """A convolution whose stride is its kernel: fewer positions, more channels."""
-
-    module: str
-    size: int
-    """Channels that it reads."""
-    side: int
-
-
-NetBody = PixelsBody | ConvolutionBody | DownsamplingBody
+NetBody = PixelsBody | ConvolutionBody
