@@ -280,7 +280,9 @@ def test_aria_reads_pictures_of_as_many_patches_as_it_has_queries_for() -> None:
         record_model(model, TapeOptions(seq_len=256, image_size=448))
 
 
-@pytest.mark.parametrize("text", [{"model_type": "t5", "num_layers": 1}, {"model_type": "opt", "num_hidden_layers": 1}])
+@pytest.mark.parametrize(
+    "text", [{"model_type": "t5", "num_layers": 1}, {"model_type": "opt", "num_hidden_layers": 1}]
+)
 @pytest.mark.parametrize("model_type", ["blip-2", "instructblip", "instructblipvideo"])
 def test_what_queries_read_is_written_over_embeddings(
     model_type: str, text: dict[str, object]
