@@ -45,7 +45,6 @@ from memplan.model.mixtures import MixtureSpec, RouterSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.norms import NormKind
 from memplan.model.parameters import WeightRole
-from memplan.model.spec import ModelSpec
 
 PERIOD = 6
 """Every how many layers one has no window, unless ``layer_types`` says."""
@@ -395,11 +394,6 @@ class Gemma4TextModel(LocalTablesModel, Gemma2Model):
             )
             for at, window in enumerate(windows)
         ]  # fmt: skip
-
-    def adjust(self, model: ModelSpec) -> None:
-        """Of a text model: whether pictures have masks of their own."""
-        super().adjust(model)
-        self.window_blocks = model.stacks[0].window_block_masks
 
     def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
         """One of windows that tokens of a picture see past is made for every sequence."""

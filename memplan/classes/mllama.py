@@ -23,17 +23,12 @@ from memplan.graph.modules.basic import Embedding, Linear, RMSNorm
 from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.masks import position_ids
-from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.module import Weight
 from memplan.graph.modules.rotary import Tables
-from memplan.graph.modules.run import Run
-from memplan.graph.stacks import counted_parts
-from memplan.graph.towers.flow import record_flow
-from memplan.graph.towers.media import tiles_of
-from memplan.graph.towers.state import Flow, from_batch
+from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
 from memplan.model.mixers import MixerSpec
 from memplan.model.parameters import LayerBlock, WeightRole
-from memplan.model.spec import ModelSpec
 
 CROSS_LAYERS = (3, 8, 13, 18, 23, 28, 33, 38)
 """Where ``MllamaTextConfig`` has cross attention unless told otherwise."""
@@ -171,10 +166,6 @@ class MllamaTextModel(LlamaModel):
         turned = [number not in crossing for number in range(count)]
         return [LayerKind(turned=each, attends=each) for each in turned]
 
-    def adjust(self, model: ModelSpec) -> None:
-        super().adjust(model)
-        self.is_inside = bool(model.tables)
-
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         seen = self.looked_at(length)
         embeds = self.embedded(batch, length) if received is None else received
@@ -201,20 +192,6 @@ class MllamaTextModel(LlamaModel):
 
     def adjusted(self, logits: Handle) -> Handle:
         return logits if self.is_inside else logits.float()
-
-
-def look(run: Run, base: Module, model: ModelSpec) -> None:
-    """Run the towers, before the text's tokens are embedded."""
-    assert isinstance(base, MllamaTextModel)
-    pictures = run.options.images_per_sample
-    flow = Flow(items=run.options.batch_size * pictures)
-    made = record_flow(run, counted_parts(model), tied=False, flow=flow)
-    assert made is not None
-    width = model.hidden_size
-    base.seen = Handle(
-        run, made, (run.options.batch_size, made.numel // (run.options.batch_size * width), width)
-    )
-    base.tiles = pictures * tiles_of(model)
 
 
 def prepared_mask(states: Handle, length: int, tiles: int) -> tuple[Handle, Handle]:

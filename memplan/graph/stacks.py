@@ -1,14 +1,5 @@
 """What models of one stack and of two have in common: runs of layers, the output matrix, modules."""
 
-from itertools import pairwise
-
-from memplan.fast_dataclass import dataclass, replace
-from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.tape import Tape
-from memplan.model.layers import LayerSpec, StackSpec
-from memplan.model.parameters import ParameterBlock
-from memplan.model.spec import ModelSpec, Task
-from memplan.training.choices_of_kernels.kernels import AttentionKernel
 from memplan.training.layer_choice import CheckpointedLayers
 
 WHOLE_MODEL = "whole model"
@@ -17,79 +8,8 @@ BASE_MODEL = "base model"
 """The one inside it that every task shares."""
 
 
-def new_tape(model: ModelSpec, options: TapeOptions) -> Tape:
-    """An empty tape for a model of transformers, whose class may have eager attention alone."""
-    t = Tape(options, source=model.source)
-    if model.eager_attention_only and t.kernels.attention is AttentionKernel.SDPA:
-        t.kernels = replace(t.kernels, attention=AttentionKernel.EAGER)
-    return t
-
-
-def counted_parts(model: ModelSpec) -> tuple[ParameterBlock, ...]:
-    """What is merely counted of the class that the task asks for."""
-    if model.task is Task.BASE and model.base_tables is not None:
-        return model.base_tables
-    return model.tables
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedRun:
-    """Equal layers that are also trained in the same way."""
-
-    count: int
-    layer: LayerSpec
-    checkpointed: bool
-    frozen: bool
-
-
-def split_runs(t: Tape, stack: StackSpec) -> list[TrainedRun]:
-    """The stack's runs, cut where checkpointing or freezing begins or ends.
-
-    A share of checkpointed layers means the first ones, as torchtitan counts them.
-    """
-    options = t.options
-    whole = getattr(options.freeze, stack.name)
-    recomputed = checkpointed_layers(options.checkpointed_layers, stack.num_layers)
-    cuts = {0, stack.num_layers}
-    for first, last in recomputed.ranges:
-        cuts |= {first, last + 1}
-    for first, last in options.freeze.layer_ranges:
-        cuts |= {first, last + 1}
-    if options.adaptation is not None:
-        cuts |= options.adaptation.cuts(f"{stack.name}.layers")
-    if options.trained is not None:
-        cuts |= options.trained.cuts(f"{stack.name}.layers")
-    parts: list[TrainedRun] = []
-    start = 0
-    for run in stack.runs:
-        inside = sorted(_between(cuts, start, start + run.count))
-        for low, high in pairwise([start, *inside, start + run.count]):
-            frozen = whole or options.freeze.freezes_layer(low)
-            checkpointed = low in recomputed
-            parts.append(TrainedRun(high - low, run.layer, checkpointed, frozen))
-        start += run.count
-    return parts
-
-
-def cut_layers(options: TapeOptions, num_layers: int) -> list[tuple[int, int, bool, bool]]:
-    """Stretches of a tower's layers, from and up to, and whether each is checkpointed and frozen."""
-    recomputed = checkpointed_layers(options.checkpointed_layers, num_layers)
-    cuts = {0, num_layers}
-    for first, last in (*recomputed.ranges, *options.freeze.layer_ranges):
-        cuts |= {first, last + 1}
-    edges = sorted(cut for cut in cuts if 0 <= cut <= num_layers)
-    return [
-        (low, high, low in recomputed, options.freeze.freezes_layer(low))
-        for low, high in pairwise(edges)
-    ]
-
-
 def checkpointed_layers(layers: float | CheckpointedLayers, num_layers: int) -> CheckpointedLayers:
     """Which of a stack's layers are recomputed; a share is of the first ones."""
     if isinstance(layers, CheckpointedLayers):
         return layers
     return CheckpointedLayers.first(round(layers * num_layers))
-
-
-def _between(cuts: set[int], low: int, high: int) -> list[int]:
-    return [cut for cut in cuts if low < cut < high]

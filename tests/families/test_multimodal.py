@@ -6,7 +6,6 @@ import pytest
 
 from memplan.classes.registry import CLASSES, is_joined
 from memplan.errors import ConfigError, SetupError
-from memplan.families.joined.multimodal_types import MULTIMODALS
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
@@ -280,17 +279,20 @@ def test_aria_reads_pictures_of_as_many_patches_as_it_has_queries_for() -> None:
         record_model(model, TapeOptions(seq_len=256, image_size=448))
 
 
-def test_instructblip_over_an_encoder_is_counted() -> None:
-    """Its T5 has a class of its own inside, over whose encoder's embeddings nothing is written yet."""
-    text = {"model_type": "t5", "num_layers": 1}
-    assert (
-        "Q-Former" in read({"model_type": "instructblip", "text_config": text}).activations_left_out
-    )
-    text = {"model_type": "opt", "num_hidden_layers": 1}
-    assert not read({"model_type": "instructblip", "text_config": text}).activations_left_out
+@pytest.mark.parametrize(
+    "text", [{"model_type": "t5", "num_layers": 1}, {"model_type": "opt", "num_hidden_layers": 1}]
+)
+@pytest.mark.parametrize("model_type", ["blip-2", "instructblip", "instructblipvideo"])
+def test_what_queries_read_is_written_over_embeddings(
+    model_type: str, text: dict[str, object]
+) -> None:
+    model = read({"model_type": model_type, "text_config": text})
+    assert not model.activations_left_out
+    tape = record_model(model, TapeOptions(seq_len=256))
+    assert "merge" in [segment.name for segment in tape.segments]
 
 
-SEEING = sorted({*MULTIMODALS, *(each for each in CLASSES if is_joined(each))})
+SEEING = sorted(each for each in CLASSES if is_joined(each))
 
 
 @pytest.mark.parametrize("model_type", SEEING)
@@ -357,7 +359,7 @@ def test_frozen_parts_of_the_text_are_none_of_the_tower() -> None:
 
 def test_without_a_tower_it_is_its_text() -> None:
     model = read({"model_type": "gemma4"})
-    assert (model.join, model.tables, model.activations_left_out) == (None, (), "")
+    assert (model.join, model.activations_left_out) == (None, "")
 
 
 def test_only_the_outer_flag_ties() -> None:
@@ -405,12 +407,12 @@ def test_sinusoids_are_counted_but_not_trained() -> None:
 
 
 def test_a_tower_stands_beside_two_stacks() -> None:
-    """The encoder-decoder has no place of its own for tables: they come first."""
+    """What it gives is written over the embeddings of the encoder."""
     model = read(config_of("instructblip-flan-t5-xl"))
     assert len(model.stacks) == 2
     names = [segment.name for segment in record_model(model, TapeOptions()).segments]
-    assert names.index("vision_tower.embed") < names.index("qformer.layers")
-    assert names.index("qformer.layers") < names.index("encoder.embed")
+    assert names.index("encoder.embed") < names.index("vision_tower.embed")
+    assert names.index("qformer.layers") < names.index("encoder.layers")
 
 
 def test_towers_are_components_of_their_own() -> None:
@@ -422,7 +424,7 @@ def test_towers_are_components_of_their_own() -> None:
 def test_gemma4_without_towers() -> None:
     text = config_of("gemma4-26b-a4b")["text_config"]
     model = read({"model_type": "gemma4", "text_config": text})
-    assert model.tables == ()
+    assert not any("tower" in name for name, _ in count_parameters(model).components)
 
 
 def test_gemma4_reuses_keys_and_values_in_its_last_layers() -> None:

@@ -3,7 +3,7 @@
 (transformers 5.23: ``get_image_features``, ``get_placeholder_mask`` and ``forward`` of each ``modeling_*.py``)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from memplan.classes.base import Base
@@ -14,20 +14,22 @@ from memplan.errors import SetupError
 from memplan.families.nesting import EMPTY, Part, PartSpec, read_part, same_class, unknown_part
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.modules.basic import Embedding, spare, spare_alone
+from memplan.graph.core.tensors import Tensor
+from memplan.graph.modules.basic import Embedding, spare_alone
 from memplan.graph.modules.functional import masked_scatter
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
+from memplan.graph.modules.run import Run
 from memplan.graph.towers.joining import MERGE
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
+from memplan.model.joining import Joining
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.compared.joining import Joining
 
 VISION = "vision_config"
 TOWER = "vision_tower"
@@ -180,6 +182,7 @@ class JoinedModel(Base):
         run = self.run
         run.finish(inputs_embeds.record)
         image_features = self.get_image_features()
+        self.named.append(image_features)
         begin(self, MERGE, ModelPart.OTHER, image_features)
         image_features = self.collected(image_features)
         self.check_room(image_features)
@@ -202,17 +205,19 @@ class JoinedModel(Base):
         """What the tower is given."""
         return self.eye.pixels()
 
-    def outputs(self) -> tuple[Handle, ...]:
+    def outputs(self, pixel_values: Handle | None = None) -> tuple[Handle, ...]:
         """What the tower returns, which the class's own frame names until the text model has returned."""
         begin_tower(self.eye, TOWER)
-        made: tuple[Handle, ...] = self.eye(self.pictures())
+        made: tuple[Handle, ...] = self.eye(
+            self.pictures() if pixel_values is None else pixel_values
+        )
         self.named += made
         return made
 
-    def look(self) -> tuple[Handle, dict[int, Handle]]:
+    def look(self, pixel_values: Handle | None = None) -> tuple[Handle, dict[int, Handle]]:
         """The tower's last hidden state, and those that are captured, by their numbers; named as long."""
         run, tower = self.run, self.eye
-        last_hidden_state, *_ = self.outputs()
+        last_hidden_state, *_ = self.outputs(pixel_values)
         states: dict[int, Handle] = {}
         for each in tower.layer_lists:
             states |= each.take_states()
@@ -292,27 +297,29 @@ def read_text(config: ConfigReader, text: PartSpec) -> Part:
     return part
 
 
-def spare_segments(module: Module, name: str) -> None:
+def idle(run: Run, modules: Sequence[Module]) -> Tensor:
+    """Declare what nothing runs through."""
+    for each in modules:
+        spare_alone(each)
+    return run.tensor(0, DType.FP32)
+
+
+def spare_segments(
+    module: Module, name: str, declare: Callable[[Run, Sequence[Module]], Tensor] = idle
+) -> None:
     """Declare a part that nothing runs through: what stands before, between and behind its layers, and these."""
     run = module.run
     for modules in stretches(module):
         if isinstance(modules, LayerList):
             run.beginnings[modules.segment_name] = modules.beginning
             for turn in modules.runs():
-                run.begin(
-                    modules.segment_name,
-                    part=ModelPart.LAYERS,
-                    repeat=turn.count,
-                    frozen=turn.frozen,
-                )
-                spare(modules.made[turn.kind])
-                run.end(run.tensor(0, DType.FP32))
+                layer, part = modules.made[turn.kind], ModelPart.LAYERS
+                run.begin(modules.segment_name, part=part, repeat=turn.count, frozen=turn.frozen)
+                run.end(declare(run, [layer, *(each for _, each in layer.modules())]))
         elif any(each.weights for each in modules):
             segment = f"{name}.weights" if module.spans_segments else name
             run.begin(segment, frozen=module.is_frozen(ModelPart.OTHER, name.partition(".")[0]))
-            for each in modules:
-                spare_alone(each)
-            run.end(run.tensor(0, DType.FP32))
+            run.end(declare(run, modules))
 
 
 def stretches(module: Module) -> Iterator[LayerList | list[Module]]:

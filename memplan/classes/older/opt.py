@@ -181,6 +181,7 @@ class OPTModel(Decoder):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
+        embeds, *_ = self.joined(embeds)
         counted = () if received is not None else summed_positions(self.run, batch, length)
         mask = self.masks(batch, length)[None]
         x = embeds

@@ -7,7 +7,6 @@ blenderbot, m2m_100)
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
-from memplan.classes.base import joined
 from memplan.classes.translating.layers import (
     DROPOUT,
     LAYER_NORM,
@@ -111,7 +110,7 @@ class BartEncoder(BartStack):
     def forward(self, batch: int, length: int) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length))
-        (inputs_embeds,) = joined(inputs_embeds, self.beside)
+        inputs_embeds = self.joined(inputs_embeds)
         embed_pos = self.embed_positions((batch, length))
         x = inputs_embeds + embed_pos
         if self.norms_embedding:
@@ -166,13 +165,8 @@ class BartForConditionalGeneration(ConditionalGeneration):
         return shifted(self, batch)
 
     def adjusted(self, logits: Handle) -> Handle:
-        """``final_logits_bias`` in the model's format: fp32 logits under autocast.
-
-        A model around BART has its own head, without it (``Florence2ForConditionalGeneration``).
-        """
+        """``final_logits_bias`` in the model's format: fp32 logits under autocast."""
         run = self.run
-        if self.spec.tables:
-            return logits
         dtype = promote(logits.dtype, run.options.weights)
         run.hold_buffer(allocated_bytes(self.spec.num_outputs, run.options.weights))
         made = run.tensor(logits.numel, dtype)

@@ -6,9 +6,9 @@
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
-from memplan.classes.base import Base
-from memplan.classes.counted import declare_all
+from memplan.classes.base import Base, Joiner
 from memplan.classes.heads import MakeBase, Task, finish
+from memplan.classes.sensed.counted import declare_all
 from memplan.dtypes import DType
 from memplan.families.request import ReadRequest
 from memplan.graph.core.operation_kinds import OperationKind
@@ -46,12 +46,16 @@ class StackLayer(Module):
 class Stack(Module):
     """Tokens to hidden states: an encoder, or a decoder."""
 
-    beside: ModelSpec | None = None
-    """The model whose towers' results are written over its embeddings; None: there are none."""
+    joiner: Joiner = None
+    """What writes over its embeddings; None: nothing does."""
     name: str
     """``encoder`` or ``decoder``."""
     table = "embed_tokens"
     """What it calls its token table."""
+
+    def joined(self, embeds: Handle) -> Handle:
+        """The embeddings, with what towers give in the place of the tokens that stand for it."""
+        return embeds if self.joiner is None else self.joiner(embeds)[0]
 
     @property
     def layer_list(self) -> LayerList:
@@ -153,7 +157,7 @@ class TwoStacks(Base):
         run = self.run
         if not self.is_tied:
             self.parameter_apart()
-        self.encoder.beside = self.beside
+        self.encoder.joiner = self.joiner
         last_hidden_state = self.encoder(batch, run.options.seq_len)
         self.begin_decoder(last_hidden_state)
         if ids is None:
@@ -206,7 +210,7 @@ class SequenceTask(Task):
     @property
     def two(self) -> TwoStacks:
         """The base model."""
-        found = self.base
+        found = getattr(self.base, "words", self.base)
         assert isinstance(found, TwoStacks)
         return found
 
@@ -215,7 +219,7 @@ class SequenceTask(Task):
 
     @property
     def _wraps(self) -> bool:
-        return self.two.wraps and not self.is_base
+        return self.base.is_joined or (self.two.wraps and not self.is_base)
 
     def attach(self, site: Site, path: str = "", within: str = "") -> bool:
         """A base model that is no module of its own has its modules' names alone."""

@@ -415,7 +415,7 @@ class StackParts(Stack):
         run.enter(self.name)
         made: Handle = self.embed_tokens((batch, length), ids)
         run.embedded(made.record, run.parameters[self.embed_tokens.weight])
-        return made
+        return self.joined(made)
 
 
 class T5Stack(StackParts):

@@ -317,6 +317,17 @@ def repeated(x: Handle, times: int, *, dim: int = 0) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
+def repeat_interleave(x: Handle, times: int, *, dim: int) -> Handle:
+    """``x.repeat_interleave(times, dim)``: each of them so often, one behind the other."""
+    shape = list(x.shape)
+    shape[dim] *= times
+    made = empty(x.run, tuple(shape), x.dtype)
+    x.run.record(
+        OperationKind.REPEAT_INTERLEAVE, (x.record,), (made.record,), gradients=(Gradient.FRESH,)
+    )
+    return x.leads_to(made, in_rows(x.shape))
+
+
 def root_of_squares(x: Handle, *, linalg: bool = False) -> Handle:
     """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result.
 

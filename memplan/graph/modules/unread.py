@@ -39,12 +39,13 @@ class UnreadGraph:
 def forget_graph(run: Run, start: int = 0) -> list[Handle]:
     """Of the open segment, from an operation on; returns names for what it keeps."""
     segment, held = run.segment, []
+    trained = {read for each in segment.operations[:start] for read in each.inputs}
     for operation in segment.operations[start:]:
         if not segment.checkpointed:
             held += _names_of(run, operation.saved)
         operation.forget()
         for read in operation.inputs:
-            if isinstance(read, Parameter):
+            if isinstance(read, Parameter) and read not in trained:
                 read.unused = True
     return held
 
