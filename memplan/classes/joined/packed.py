@@ -162,7 +162,7 @@ def in_stretches(x: Handle, count: int) -> list[Handle]:
     ]
 
 
-MOST_PARTS = 256
+MOST_PARTS = 128
 """Calls of attention in a layer that are written down each by itself."""
 
 

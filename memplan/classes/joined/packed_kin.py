@@ -40,7 +40,7 @@ from memplan.graph.modules.basic import (
     fp32_under_autocast,
     spare,
 )
-from memplan.graph.modules.functional import index, mean_of_tokens
+from memplan.graph.modules.functional import index, made_from, mean_of_tokens
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
@@ -58,6 +58,7 @@ class EncoderTower(PackedTower):
     last = "post_layernorm"
     listed = "encoder.layers"
     attention_class: type[SeparateAttention] = SeparateAttention
+    rotary_class: type[AxialRotaryEmbedding] = AxialRotaryEmbedding
     embeddings: Module
     layers: LayerList
 
@@ -66,7 +67,7 @@ class EncoderTower(PackedTower):
         self.read_sizes(config)
         self.add_embeddings(config)
         heads = config.integer("num_attention_heads")
-        self.rotary_emb = AxialRotaryEmbedding(
+        self.rotary_emb = self.rotary_class(
             config.divide("hidden_size", self.width, "num_attention_heads", heads)
         )
         kinds = self.kinds(config)
@@ -297,11 +298,11 @@ class KimiPositionEmbeddings(Module):
         numbers = made_by(run, OperationKind.ARANGE, (rows, BAG_ROWS), DType.INT64)
         shares = made_by(run, OperationKind.ARANGE, (rows, BAG_ROWS), DType.FP32).to(table.dtype)
         starts = made_by(run, OperationKind.ARANGE, (rows,), DType.INT64)
+        sizes, bags = run.tensor(rows, DType.INT64), run.tensor(count, DType.INT64)
         made = empty(run, (rows, self.size), table.dtype)
-        bags, sizes = run.tensor(count, DType.INT64), run.tensor(rows, DType.INT64)
         kept = numbers.record, shares.record, starts.record
         run.record(
-            OperationKind.EMBEDDING, (table.record, *kept), (made.record, bags, sizes),
+            OperationKind.EMBEDDING, (table.record, *kept), (sizes, bags, made.record),
             saves=(*kept, bags, sizes), gradients=(Gradient.FRESH, *(Gradient.NONE,) * 3),
             backward_scratch_bytes=embedding_backward_scratch(
                 run, count, table.numel, self.size, table.dtype
@@ -327,7 +328,16 @@ class KimiPatchEmbed(Module):
         return hidden_states
 
 
+class KimiRotaryEmbedding(AxialRotaryEmbedding):
+    """Rows and columns take turns."""
+
+    def recomposed(self, freq: Handle) -> Handle:
+        turned = made_from(OperationKind.CLONE, freq.shape, DType.FP32, freq)
+        return super().recomposed(turned)
+
+
 class KimiVisionModel(EncoderTower):
+    rotary_class = KimiRotaryEmbedding
     last, listed = "final_layernorm", "layers"
     casts = False
 
