@@ -13,7 +13,7 @@ from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Nor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import causal_mask, position_ids
-from memplan.graph.modules.module import Module, become
+from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import (
     RotaryEmbedding,
     Tables,
@@ -370,14 +370,8 @@ class Decoder(Base):
     """Windows of which it makes a mask."""
 
     def adjust(self, model: ModelSpec) -> None:
-        """Of a text model: its masks, and positions on three axes."""
-        stack = model.stacks[0]
-        self.block_masks = stack.block_masks
-        turned = (getattr(run.layer.attention, "rotary", None) for run in stack.runs)
-        if any(each is not None and each.sections for each in turned):
-            from memplan.classes.sectioned import SectionedRotaryEmbedding  # only for three axes
-
-            become(self.children["rotary_emb"], SectionedRotaryEmbedding)
+        """Of a text model: its masks."""
+        self.block_masks = model.stacks[0].block_masks
 
     def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
         run, blocks = self.run, self.block_masks

@@ -8,7 +8,7 @@ from memplan.classes import heads
 from memplan.classes.base import text_of, without_towers
 from memplan.classes.heads import Task
 from memplan.classes.registry import TASKS, base_class
-from memplan.classes.stages import cut, receive
+from memplan.classes.stages import cut
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
@@ -17,6 +17,7 @@ from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
+from memplan.graph.modules.stages import receive
 from memplan.graph.stacks import WHOLE_MODEL
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES

@@ -1,16 +1,9 @@
-"""A pipeline's stage: a model of which a part is left, and what it is given in place of tokens."""
-
-from math import prod
+"""A pipeline's stage: a model of which a part is left."""
 
 from memplan.classes.base import joined_in, text_of
-from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Storage, Tensor
-from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
-from memplan.graph.modules.run import Run
-from memplan.model.parameters import ModelPart
 from memplan.training.splitting.parallelism import StagePlace
 
 
@@ -71,26 +64,3 @@ def layered(model: Module) -> tuple[Module, LayerList]:
         if isinstance(each, LayerList)
     )
     return next(found, (model, LayerList("", (), lambda _: model)))
-
-
-def receive(run: Run, *shape: int) -> Handle:
-    """What the stage before sends: a leaf that wants a gradient (``_retrieve_recv_activations``).
-
-    Where the runtime has a buffer for it that stays, it takes nothing of its own.
-    """
-    run.start("received", None, part=ModelPart.OTHER)
-    stage, group = run.options.stage, run.options.tensor_parallel
-    assert stage is not None
-    if group is not None and group.sequence:
-        shape = shape[0], shape[1] // group.degree, shape[2]
-    if stage.runtime.reads_buffers:
-        x = Handle(run, Tensor(prod(shape), run.compute, Storage(0, -1, 0)), shape)
-    else:
-        x = empty(run, shape, run.compute)
-        run.record(OperationKind.RECEIVE, (), (x.record,))
-    run.leaf(x.record)
-    if not stage.runtime.copies_inputs:
-        return x
-    copied = empty(run, shape, run.compute)
-    run.record(OperationKind.CLONE, (x.record,), (copied.record,), gradients=(Gradient.ALIAS,))
-    return copied

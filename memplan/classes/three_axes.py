@@ -8,21 +8,25 @@ from typing import ClassVar
 
 from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
 from memplan.classes.llama import (
+    Heads,
+    HeadsFirstAttention,
     LlamaAttention,
     LlamaDecoderLayer,
     LlamaModel,
+    Qwen2Attention,
+    Qwen2DecoderLayer,
     Qwen2Model,
     Qwen3Model,
+    RowsAttention,
 )
 from memplan.classes.mixed.deepseek import Glm4MoeModel
 from memplan.classes.mixed.mixtures import Qwen3MoeModel
 from memplan.classes.pictures.base import begin
-from memplan.classes.sectioned import SectionedRotaryEmbedding
 from memplan.families.nesting import same_class
 from memplan.graph.modules.functional import copy_at, rows_of
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.masks import position_ids
-from memplan.graph.modules.rotary import Turn, apply_rotary_to_part
+from memplan.graph.modules.rotary import SectionedRotaryEmbedding, Turn, apply_rotary_to_part
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
 
@@ -37,7 +41,23 @@ class SectionedModel(LlamaModel):
         super().__init__(same_class(config, {**config.config, **self.fixed}))
 
 
+class PlainRows(RowsAttention):
+    """All three in rows as the matrices give them."""
+
+    def rows(self, x: Handle) -> Heads:
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+
+class Qwen2VLAttention(PlainRows, Qwen2Attention):
+    pass
+
+
+class Qwen2VLDecoderLayer(Qwen2DecoderLayer):
+    attention_class: type[LlamaAttention] = Qwen2VLAttention
+
+
 class Qwen2VLTextModel(SectionedModel, Qwen2Model):
+    layer_class: type[LlamaDecoderLayer] = Qwen2VLDecoderLayer
     fixed: ClassVar[Mapping[str, object]] = {"head_dim": None}
 
 
@@ -78,7 +98,7 @@ class Qwen3VLMoeTextModel(DeepstackModel, Qwen3MoeModel):
     pass
 
 
-class GlmImageTextAttention(GlmAttention):
+class GlmImageTextAttention(HeadsFirstAttention, GlmAttention):
     """Tables are repeated once for all layers."""
 
     turn: Turn = staticmethod(apply_rotary_to_part)
@@ -92,11 +112,22 @@ class GlmImageTextModel(SectionedModel, Glm4Model):
     layer_class: type[LlamaDecoderLayer] = GlmImageTextDecoderLayer
 
 
-class Glm4vTextModel(GlmImageTextModel):
+class Glm4vTextAttention(PlainRows, GlmAttention):
+    """Tables are repeated once for all layers."""
+
+    turn: Turn = staticmethod(apply_rotary_to_part)
+
+
+class Glm4vTextDecoderLayer(Glm4DecoderLayer):
+    attention_class: type[LlamaAttention] = Glm4vTextAttention
+
+
+class Glm4vTextModel(SectionedModel, Glm4Model):
+    layer_class: type[LlamaDecoderLayer] = Glm4vTextDecoderLayer
     fixed: ClassVar[Mapping[str, object]] = {"head_dim": None, "attention_bias": True}
 
 
-class GlmOcrTextModel(GlmImageTextModel):
+class GlmOcrTextModel(Glm4vTextModel):
     fixed: ClassVar[Mapping[str, object]] = {"attention_bias": False}
 
 
@@ -104,7 +135,17 @@ class Glm4vMoeTextModel(SectionedModel, Glm4MoeModel):
     fixed: ClassVar[Mapping[str, object]] = {"use_qk_norm": False}
 
 
+class PaddleOCRAttention(PlainRows):
+    pass
+
+
+class PaddleOCRDecoderLayer(LlamaDecoderLayer):
+    attention_class: type[LlamaAttention] = PaddleOCRAttention
+
+
 class PaddleOCRTextModel(SectionedModel):
+    layer_class: type[LlamaDecoderLayer] = PaddleOCRDecoderLayer
+
     def __init__(self, config: ConfigReader) -> None:
         biased = config.flag("use_bias")
         given = {**config.config, "attention_bias": biased, "mlp_bias": biased}

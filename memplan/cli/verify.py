@@ -123,7 +123,7 @@ def _ran(ctx: Context, model: str | None, values: Values) -> "Verified | None":
     from memplan.verify.replay import beside
 
     kept = None if values["snapshot"] is None else Path(values["snapshot"])
-    setup = _setup(ctx, values)
+    setup = _setup(ctx, model, values)
     if values["fake"] and kept is not None:
         refuse("--fake", ["--snapshot, of which fake tensors have none"])
     run = run_of(
@@ -153,7 +153,7 @@ def _started_processes() -> int:
 
 
 def _setup(
-    ctx: Context, values: Values
+    ctx: Context, model: str | None, values: Values
 ) -> "tuple[TrainingSetup, str | Mapping[str, object] | None]":
     """The one setup that the options say, and the model that a file names."""
     from dataclasses import replace
@@ -176,6 +176,7 @@ def _setup(
         given,
         named={"engine": engine, "precision": precision},
         setup_file=values["setup"],
+        model=model,
         **{option.parameter: values[option.parameter] for option in (*FILES[1:], *LAUNCH_FILES)},
     )
     setup = with_engine(base.setup, precision=precision, engine=engine, zero=zero)

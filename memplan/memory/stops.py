@@ -3,7 +3,7 @@
 The playback of a pass calls it there, whatever ledger the pass is played into.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from memplan.fast_dataclass import dataclass, field
@@ -76,6 +76,18 @@ class Engine(Protocol):
 
     def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
         """The pass is at one of these stops."""
+
+
+class TurningEngine(Engine, Protocol):
+    """One that says when it begins to do the same again."""
+
+    def standing_at(self, segment: Segment, copy: int) -> Hashable:
+        """All that decides, beside the walk, what it does in a repetition and those behind it, as seen from there; None:
+        that is not told. Where it stands as it did at another, it has come round: one turn later."""
+
+    def skip_turns(self, segment: Segment, copy: int, turn: int, times: int) -> int:
+        """It stands at a copy as it did ``turn`` copies before (less than 0 in a backward pass): stand as it will after so
+        many more turns, or as many of them as are all alike; returned is how many."""
 
 
 def pieces(events: list[Event], cuts: Sequence[Cut]) -> Iterator[tuple[list[Event], Acts | None]]:

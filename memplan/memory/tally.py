@@ -6,9 +6,10 @@ are, so one ``Outline`` of a run serves every batch.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from weakref import ref
 
+from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind
@@ -16,7 +17,7 @@ from memplan.memory.outline import NO_CROWD, Held, Line, Outline, Point, Visits
 from memplan.memory.passes import BackwardPass, ForwardPass, StepPasses
 from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.spots import PassSpots, Spot, Spots
-from memplan.memory.stops import Engine
+from memplan.memory.stops import TurningEngine
 from memplan.training.splitting.exchange import ALONE, Exchange, ExchangeKind, Hiding, Ranks, Visit
 
 _ROUND = ALLOCATION_ROUNDING - 1
@@ -210,6 +211,15 @@ class Tally(Ledger):
         self._number, self._next = self._next, -1
         self.place = -1
 
+    @property
+    def num_exchanged(self) -> int:
+        """How much was noted of the present part."""
+        return len(self._exchanged)
+
+    def exchange_again(self, first: int, times: int) -> None:
+        """What was noted from there on is exchanged so many times more."""
+        self._exchanged += self._exchanged[first:] * times
+
     def begin_pass(self, number: int) -> None:
         """What is exchanged from where it is entered on is of this pass."""
         self._next = number
@@ -383,10 +393,60 @@ def _covers(before: list[Point], points: list[Point]) -> bool:
     )
 
 
+class Turns:
+    """Repetitions of a pass in which an engine does the same in turn: all but the first and the last of them are passed
+    over, since between two spots of one height no other is higher."""
+
+    def __init__(
+        self, engine: TurningEngine, ledger: Tally, segment: Segment, count: int, way: int
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._segment = segment
+        self._count = count
+        self._way = way
+        """Whether the number of a copy goes up or down."""
+        self._held: set[object] = set()
+        """What was held by line: only where that comes back the engine is asked how it stands."""
+        self._seen: dict[Hashable, tuple[int, int]] = {}
+        """How it stood, at which repetition, and how much had been exchanged."""
+        self._over_until = 0
+        self._is_asked = count > NOTED
+
+    def are_over(self, repetition: int, copy: int) -> bool:
+        """Whether this repetition is as one before it and one behind it, which are looked at."""
+        if self._is_asked:
+            self._ask(repetition, copy)
+        return repetition < self._over_until
+
+    def _ask(self, repetition: int, copy: int) -> None:
+        ledger, held = self._ledger, self._ledger.standing()
+        if held not in self._held:
+            self._held.add(held)
+            return
+        standing = self._engine.standing_at(self._segment, copy)
+        if standing is None:
+            self._is_asked = False
+            return
+        seen = standing, held
+        before, exchanged = self._seen.setdefault(seen, (repetition, ledger.num_exchanged))
+        if before == repetition:
+            return
+        turn = repetition - before
+        # The last one is looked at, too.
+        most = max(0, (self._count - repetition) // turn - 1)
+        times = self._engine.skip_turns(self._segment, copy, self._way * turn, most)
+        ledger.exchange_again(exchanged, times)
+        self._over_until = repetition + times * turn
+        self._is_asked = False
+
+
 class TallyPlayback:
     """Forward and backward of one micro-batch, from spot to spot."""
 
-    def __init__(self, tape: Tape, passes: StepPasses, ledger: Tally, engine: Engine) -> None:
+    def __init__(
+        self, tape: Tape, passes: StepPasses, ledger: Tally, engine: TurningEngine
+    ) -> None:
         self.tape = tape
         self.passes = passes
         self.ledger = ledger
@@ -405,7 +465,7 @@ class TallyPlayback:
         """Gradients of weights used more than once: how many are to come, and the sum so far."""
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> TurningEngine:
         """Who takes part in the passes; it is there as long as it runs one."""
         engine = self._engine()
         assert engine is not None
@@ -459,13 +519,16 @@ class TallyPlayback:
     def send(self, micro_batch: int, num_bytes: int, least_bytes: int) -> None:
         """What is in CPU RAM is none of what is beside other passes."""
 
-    def _forward(self, engine: Engine, each: ForwardPass, own: PassSpots) -> None:
+    def _forward(self, engine: TurningEngine, each: ForwardPass, own: PassSpots) -> None:
         segment, ledger = each.segment, self.ledger
         (pieces,) = own.stretches
         ledger.place = segment.index
         was_noted = True
         is_even = engine.is_even
+        turns = Turns(engine, ledger, segment, each.repeats, 1)
         for repetition in range(each.repeats):
+            if not is_even and turns.are_over(repetition, each.first + repetition):
+                continue
             is_noted = not is_even or _is_at_an_end(repetition, each.repeats)
             if was_noted and not is_noted:
                 ledger.look_away()
@@ -492,8 +555,11 @@ class TallyPlayback:
         self.finished = finished if engine.takes_all_at_once else None
         for each, own in zip(self.passes.backward, spots.backward, strict=True):
             index = each.segment.index
+            turns = Turns(engine, self.ledger, each.segment, each.repeats, -1)
             for repetition in range(each.repeats):
                 remaining[index] -= 1
+                if not engine.is_even and turns.are_over(repetition, remaining[index]):
+                    continue
                 self._backward(engine, each, own, repetition, remaining[index])
         for weight, block in finished:
             engine.gradient_ready(weight, block)
@@ -527,7 +593,7 @@ class TallyPlayback:
         return self.ledger.allocate(size, 0, ComponentKind.LOGITS_AND_LOSS, name)
 
     def _backward(
-        self, engine: Engine, each: BackwardPass, own: PassSpots, repetition: int, copy: int
+        self, engine: TurningEngine, each: BackwardPass, own: PassSpots, repetition: int, copy: int
     ) -> None:
         segment, ledger = each.segment, self.ledger
         ledger.place = segment.index
@@ -554,7 +620,7 @@ class TallyPlayback:
         engine.after_backward(segment, copy)
 
     def _gradient(
-        self, engine: Engine, weight: tuple[Parameter, int], num_bytes: int | None
+        self, engine: TurningEngine, weight: tuple[Parameter, int], num_bytes: int | None
     ) -> None:
         """Hand a gradient over once autograd has added all of it up (``Playback._gradient``)."""
         ledger, block = self.ledger, None

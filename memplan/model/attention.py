@@ -34,8 +34,6 @@ class RotarySpec:
 
     dim: int
     """Dimensions of each head that are rotated; the rest pass through."""
-    sections: bool = False
-    """The tables are of time, height and width, for each sequence of its own (Qwen3.5)."""
     joined: bool = False
     """Heads are joined from a rotated part and the rest even where nothing rests (Phi-3)."""
 

@@ -47,7 +47,7 @@ def estimate_question(
     asked, quantity = _opened(asked)
     values = asked.values
     named = [word for word in (values["gpu"], values["gpu_memory"]) if word is not None]
-    setups, base = _setups(asked, alone=alone)
+    setups, base = _setups(asked, model, alone=alone)
     if model is None:
         from memplan.options.setup_files import model_of
 
@@ -93,7 +93,9 @@ def _gpus(values: Values, first: "TrainingSetup", remark: Callable[[str], None])
     )
 
 
-def _setups(asked: Asked, *, alone: bool) -> "tuple[list[TrainingSetup], BaseSetup]":
+def _setups(
+    asked: Asked, model: "ModelSpec | None", *, alone: bool
+) -> "tuple[list[TrainingSetup], BaseSetup]":
     """The setups of every engine that is named, and what the first of them starts from."""
     from memplan.options.setup_files import read_base
 
@@ -110,6 +112,7 @@ def _setups(asked: Asked, *, alone: bool) -> "tuple[list[TrainingSetup], BaseSet
             given,
             named={"engine": each or (zero and "deepspeed"), "precision": words["precision"]},
             setup_file=values["setup"],
+            model=model,
             **{name: values[name] for name in files},
         )
         for each in engines

@@ -143,7 +143,8 @@ def _base(asked: Asked, wanted: "Objective", remark: Callable[[str], None]) -> "
     own = {FIELD_PARAMETERS[field] for field in PLANNED_FIELDS}
     settings = {name: value for name, value in values.items() if name not in own}
     changes = {"seq_len": values["seq_len"], **_settled(settings), **group_fields(settings)}
-    base = base_setup(values["setup"], values["training_args"], values["preset"], remark=remark)
+    places = (values["setup"], values["training_args"], values["preset"])
+    base = base_setup(*places, remark=remark, model=values["model"])
     base = _laid_over(base, changes)
     if wanted in (Objective.SEQ_LEN, Objective.LAYERS):
         if "batch_size" in asked.given:

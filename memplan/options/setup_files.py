@@ -44,8 +44,9 @@ def read_base(
     accelerate_config: str | None,
     preset: str | None = None,
     named: Mapping[str, object] | None = None,
+    model: object = None,
 ) -> BaseSetup:
-    """The setup of the files named, with the ``given`` fields over it.
+    """The setup of the files named, with the ``given`` fields over it; ``model`` was named beside them.
 
     ``named`` are fields that were given too and are laid over it by the caller: training arguments
     are read for their engine and precision. Raises ``UsageError`` for two files that both say the
@@ -58,7 +59,7 @@ def read_base(
         return _read_arguments(training_args, given, named, deepspeed_config, accelerate_config)
     known = {**given, **{name: value for name, value in (named or {}).items() if value is not None}}
     launch = _launch(deepspeed_config, accelerate_config)
-    began = start_of(setup_file, training_args, preset, given=known, launch=launch)
+    began = start_of(setup_file, training_args, preset, given=known, launch=launch, model=model)
     start, notes = began.setup, began.notes
     changes: dict[str, Any] = dict(given)
     if not began.is_launched:
@@ -138,12 +139,13 @@ def base_setup(
     preset: str | None = None,
     *,
     remark: "Callable[[str], None]",
+    model: object = None,
 ) -> "TrainingSetup":
     """The setup that options start from: a file's, a preset's, or one of defaults.
 
     ``remark`` is given what it holds that the answer should name.
     """
-    began = start_of(setup_file, training_args, preset, given={})
+    began = start_of(setup_file, training_args, preset, given={}, model=model)
     if began.notes:
         source = setup_file or training_args
         for note in began.notes:
@@ -166,8 +168,11 @@ def start_of(
     *,
     given: Mapping[str, object],
     launch: "Launch | None" = None,
+    model: object = None,
 ) -> BaseSetup:
     """What options start from, with the model it names and what is to be said of it.
+
+    ``model`` was named beside it: what a stack's file leaves to the model goes by that one, where it is a built-in.
 
     Raises ``UsageError`` for two files that both say where to start.
     """
@@ -186,7 +191,9 @@ def start_of(
     if setup_file is not None:
         from memplan.sources.setup_file import read_setup_file
 
-        file = read_setup_file(setup_file, given=given, preset=preset, launch=launch)
+        file = read_setup_file(
+            setup_file, given=given, preset=preset, launch=launch, model=_builtin_name(model)
+        )
         return BaseSetup(
             file.setup, file.engine_fixed, file.notes, file.model, is_launched=file.is_launched
         )
@@ -198,6 +205,16 @@ def start_of(
     from memplan.training.setup import TrainingSetup
 
     return BaseSetup(TrainingSetup(), engine_fixed=False, notes=())
+
+
+def _builtin_name(model: object) -> str | None:
+    """What a built-in model is called; None where it is none, or nobody named one."""
+    from memplan.sources.about_models.registry import find_builtin
+
+    name = model if isinstance(model, str) else getattr(model, "name", None)
+    found = find_builtin(name) if isinstance(name, str) else None
+    is_one = isinstance(model, str) or getattr(model, "source", None) == "built-in"
+    return found.name if found is not None and is_one else None
 
 
 def _check_gaps(preset: str | None, why_none: str) -> None:

@@ -71,7 +71,7 @@ def _base(asked: Asked, file: "SweepFile | None", remark: Callable[[str], None])
     base = file.grid.base if file is not None else None
     places = (values["setup"], values["training_args"], values["preset"])
     if base is None or any(place is not None for place in places):
-        base = base_setup(*places, remark=remark)
+        base = base_setup(*places, remark=remark, model=values["model"])
     if values["engine_option"]:
         base = replace(base, engine_options=parse_engine_options(values["engine_option"]))
     return replace(base, **group_fields(values))  # type: ignore[arg-type]

@@ -50,8 +50,11 @@ def read_setup_file(
     given: Mapping[str, object] | None = None,
     preset: str | None = None,
     launch: "Launch | None" = None,
+    model: str | None = None,
 ) -> SetupFile:
     """The same with the model that the file names, and what the answer should say of it.
+
+    ``model`` is a built-in one that was named beside it.
 
     ``given`` are fields that were given beside it, which go first; ``preset`` names a training stack
     whose defaults fill in what the file leaves out; ``launch`` are files that the job is launched with, which a
@@ -73,7 +76,7 @@ def read_setup_file(
         return own_setup(values, source=str(path), given=given, preset=preset)
     read = read_stack(
         values, stack, source=str(path), folder=Path(path).parent, given=given, preset=preset,
-        launch=launch,
+        launch=launch, model=model,
     )  # fmt: skip
     return SetupFile(
         setup=read.setup, model=read.model, notes=read.notes, engine_fixed=True,

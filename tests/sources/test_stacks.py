@@ -1,10 +1,12 @@
 """Files of training stacks, and what the stacks do by default."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import memplan
 from memplan.errors import ConfigError
 from memplan.sources.key_tables import key_table
 from memplan.sources.setup_file import read_setup_file
@@ -864,3 +866,31 @@ def test_spectrums_file_names_what_alone_is_trained(tmp_path: Path) -> None:
 def test_what_an_adapter_freezes_needs_no_names() -> None:
     beside = {**AXOLOTL, "adapter": "lora", "lora_r": 8, "unfrozen_parameters": ["^lm_head.*"]}
     assert str(read_stack(beside, "axolotl", source="a.yml").setup.freeze) == ""
+
+
+def test_a_model_named_beside_a_file_is_what_its_words_are_about(tmp_path: Path) -> None:
+    """How many stages two layers each make, and whether a picture is given at all, goes by the model that is trained."""
+    path = tmp_path / "file.yaml"
+    file = laid(NEMO, "distributed", {"strategy": "fsdp2", "pp_size": 4, "pipeline": {
+        "pp_schedule": "interleaved1f1b", "pp_microbatch_size": 1, "layers_per_stage": 2,
+        "round_virtual_stages_to_pp_multiple": "down"}})  # fmt: skip
+    file = laid(
+        file, "model", {"pretrained_model_name_or_path": "/not/here", "torch_dtype": "bf16"}
+    )
+    file["step_scheduler"] = {"global_batch_size": 64, "local_batch_size": 8}
+    path.write_text(json.dumps(file))
+    unknown = read_setup_file(path)
+    known = read_setup_file(path, model="qwen3-8b")
+    assert (unknown.setup.virtual_stages, known.setup.virtual_stages) == (2, 4)
+    assert known.setup.layers_per_stage == (3, 3, 3, 3, *(2,) * 12)
+    # Every command's answer is of the same setup.
+    answer = memplan.estimate("qwen3-8b", str(path), gpu="h100")
+    assert answer.setup.layers_per_stage == known.setup.layers_per_stage
+    assert [
+        each.setup.virtual_stages
+        for each in memplan.sweep("qwen3-8b", setup=str(path), batch_size="1")
+    ] == [4]
+
+
+def laid(file: dict[str, Any], section: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {**file, section: values}

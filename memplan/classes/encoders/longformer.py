@@ -217,7 +217,7 @@ class LongformerEncoder(StackParts):
 
 
 class LongformerEmbeddings(TypesLast, CountedEmbeddings):
-    pass
+    num_buffers = 0
 
 
 class LongformerForSequenceClassification(HeadClassification):

@@ -182,6 +182,7 @@ class JoinedModel(Base):
         run = self.run
         run.finish(inputs_embeds.record)
         image_features = self.get_image_features()
+        self.named.append(image_features)
         begin(self, MERGE, ModelPart.OTHER, image_features)
         image_features = self.collected(image_features)
         self.check_room(image_features)
@@ -204,17 +205,19 @@ class JoinedModel(Base):
         """What the tower is given."""
         return self.eye.pixels()
 
-    def outputs(self) -> tuple[Handle, ...]:
+    def outputs(self, pixel_values: Handle | None = None) -> tuple[Handle, ...]:
         """What the tower returns, which the class's own frame names until the text model has returned."""
         begin_tower(self.eye, TOWER)
-        made: tuple[Handle, ...] = self.eye(self.pictures())
+        made: tuple[Handle, ...] = self.eye(
+            self.pictures() if pixel_values is None else pixel_values
+        )
         self.named += made
         return made
 
-    def look(self) -> tuple[Handle, dict[int, Handle]]:
+    def look(self, pixel_values: Handle | None = None) -> tuple[Handle, dict[int, Handle]]:
         """The tower's last hidden state, and those that are captured, by their numbers; named as long."""
         run, tower = self.run, self.eye
-        last_hidden_state, *_ = self.outputs()
+        last_hidden_state, *_ = self.outputs(pixel_values)
         states: dict[int, Handle] = {}
         for each in tower.layer_lists:
             states |= each.take_states()

@@ -85,11 +85,12 @@ class FeaturesModel(JoinedModel):
         return config.text("vision_feature_select_strategy") == "default"
 
     def get_image_features(self) -> Handle:
-        return self.packed(self.multi_modal_projector(self.selected()))
+        pixel_values = self.pictures()
+        return self.packed(self.multi_modal_projector(self.selected(pixel_values)))
 
-    def selected(self) -> Handle:
+    def selected(self, pixel_values: Handle) -> Handle:
         """The hidden states that are read, side by side."""
-        last_hidden_state, hidden_states = self.look()
+        last_hidden_state, hidden_states = self.look(pixel_values)
         states = [hidden_states.get(each, last_hidden_state) for each in self.feature_layers]
         del hidden_states, last_hidden_state
         self.begin_projector(states[0])
@@ -122,12 +123,18 @@ class LlavaNextModel(FeaturesModel):
         self.show(crops=1 + self.grid[0] * self.grid[1])
         self.image_newline = Weight(self.text_width(config))
 
+    def pictures(self) -> Handle:
+        """Those of each sample that do not pad it, joined."""
+        given, crops = super().pictures(), self.picture.crops
+        return concatenate(*given.split(*(crops,) * (given.shape[0] // crops), dim=0), dim=0)
+
     def packed(self, image_features: Handle) -> Handle:
         """``pack_image_features``, and what it gives of all pictures joined."""
         crops, size = self.picture.crops, image_features.shape[-1]
         pictures = image_features.split(*(crops,) * (image_features.shape[0] // crops), dim=0)
         new_image_features = [self.laid(each, size) for each in pictures]
         del pictures
+        self.named += new_image_features
         return concatenate(*new_image_features, dim=0)
 
     def laid(self, picture: Handle, size: int) -> Handle:
@@ -229,7 +236,7 @@ class Mistral3Model(CollectedModel, FeaturesModel):
         return False
 
     def get_image_features(self) -> Handle:
-        selected_image_feature = self.selected()
+        selected_image_feature = self.selected(self.pictures())
         rows = selected_image_feature.view(-1, selected_image_feature.shape[-1])
         del selected_image_feature
         return self.multi_modal_projector(rows, self.eye.sides())

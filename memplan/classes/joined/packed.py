@@ -13,12 +13,11 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import PICTURE
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import made_from, summed_over
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, concatenate, rotate_half
@@ -62,7 +61,9 @@ class AxialRotaryEmbedding(RotaryEmbedding):
     def of_patches(self, rows: int) -> Tables:
         """Of so many patches."""
         self.hold_frequencies(self.width // 2)
-        freqs = made_by(self.run, OperationKind.MUL, (rows, 2, self.width // 4), DType.FP32)
+        position_ids = made_by(self.run, OperationKind.TO, (rows, 2, 1), DType.FP32)
+        freqs = position_ids.apart(OperationKind.MUL, shape=(rows, 2, self.width // 4))
+        del position_ids
         cos = freqs.apart(OperationKind.COS).apart(OperationKind.MUL_SCALAR)
         sin = freqs.apart(OperationKind.SIN).apart(OperationKind.MUL_SCALAR)
         cos = self.recomposed(cos)
@@ -126,7 +127,12 @@ class VisionAttention(Module):
         query_states = query_states.transpose(0, 1).unsqueeze(0)
         key_states = key_states.transpose(0, 1).unsqueeze(0)
         value_states = value_states.transpose(0, 1).unsqueeze(0)
-        attn_output = in_stretches(query_states, key_states, value_states, stretches)
+        splits = [
+            in_stretches(each, stretches) for each in (query_states, key_states, value_states)
+        ]
+        attend = attention_function(self.run, causal=False)
+        attn_outputs = [attend(q, k, v, None, 0.0)[0] for q, k, v in zip(*splits, strict=True)]
+        attn_output = joined(attn_outputs)
         attn_output = attn_output.reshape(hidden_states.shape[0], -1).contiguous()
         attn_output = self.children[self.output](attn_output)
         return attn_output
@@ -140,48 +146,56 @@ def in_heads(x: Handle, head_dim: int) -> Handle:
     return x.viewed(shape, strides)
 
 
-def in_stretches(query: Handle, key: Handle, value: Handle, count: int) -> Handle:
-    """Attention within each stretch, of which all results are joined, be it a single one.
+def in_stretches(x: Handle, count: int) -> list[Handle]:
+    """``torch.split`` along the rows: the gradients of all parts are joined.
 
-    They are alike, so that they are written down as a batch; only what a kernel keeps beside its result is small
-    for each, and takes a block of its own.
+    A package is told where each begins. Of very many, several that are alike are written down as a batch.
     """
-    run, rows = query.run, query.shape[2]
-    attend = attention_function(run, causal=False)
-    query, key, value = (cut(each, count) for each in (query, key, value))
-    out, _ = attend(query, key, value, None, 0.0)
-    del _
-    if run.kernels.attention.is_package:
-        return out.view(1, rows, *out.shape[2:])
-    joined = empty(run, (1, rows, *out.shape[2:]), out.dtype)
-    kept = []
-    if run.kernels.attention is AttentionKernel.SDPA and count > 1:
-        kept = [run.tensor(kept_bytes(query.shape[1], rows, count), DType.BOOL)]
-    run.record(
-        OperationKind.CAT, (out.record,), (joined.record, *kept), saves=kept,
-        gradients=(Gradient.ALIAS,),
-    )  # fmt: skip
-    return out.leads_to(joined, in_rows(out.shape))
-
-
-def cut(x: Handle, count: int) -> Handle:
-    """``torch.split`` along the rows: the gradients of all parts are joined."""
     run, (_, heads, rows, width) = x.run, x.shape
-    each, strides = rows // count, x.strides
-    shape = count, heads, each, width
-    made = Handle(run, run.view(x.record, x.numel), shape, (each * strides[2], *strides[1:]))
     if run.kernels.attention.is_package:
-        return made  # it is told where each begins
-    run.record(OperationKind.SPLIT, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+        return [batch_of(x, count)]
+    parts = min(count, MOST_PARTS)
+    each = [count // parts + (number < count % parts) for number in range(parts)]
+    sizes = (rows // count * number for number in each)
+    return [
+        batch_of(part, number) for part, number in zip(x.split(*sizes, dim=2), each, strict=True)
+    ]
+
+
+MOST_PARTS = 128
+"""Calls of attention in a layer that are written down each by itself."""
+
+
+def batch_of(x: Handle, count: int) -> Handle:
+    """So many stretches of rows as sequences of their own."""
+    _, heads, rows, width = x.shape
+    if count == 1:
+        return x
+    each, strides = rows // count, (rows // count * x.strides[2], *x.strides[1:])
+    made = Handle(x.run, x.record, (count, heads, each, width), strides)
     return x.leads_to(made, in_rows(x.shape))
 
 
-def kept_bytes(heads: int, rows: int, count: int) -> int:
+def joined(attn_outputs: list[Handle]) -> Handle:
+    """``torch.cat(attn_outputs, dim=1)``, which a package's single result is already."""
+    run = attn_outputs[0].run
+    rows = [each.reshape(1, -1, *each.shape[2:]) for each in attn_outputs]
+    if run.kernels.attention.is_package:
+        return rows[0]
+    made = concatenate(*rows, dim=1)
+    if run.kernels.attention is AttentionKernel.SDPA:
+        kept = sum(kept_bytes(*each.shape[:3]) for each in attn_outputs)
+        if kept:
+            beside = made_by(run, OperationKind.ZEROS, (kept,), DType.BOOL)
+            run.segment.operations[-2].saved.append(beside.record.storage)
+    return made
+
+
+def kept_bytes(count: int, rows: int, heads: int) -> int:
     """What as many kernels keep more than one: sums of exponentials, the state of random numbers."""
     states = RANDOM_STATES * allocated_bytes(1, DType.INT64)
-    each = allocated_bytes(heads * (rows // count), DType.FP32) + states
-    once = allocated_bytes(heads * rows, DType.FP32) + states
-    return max(0, count * each - once)
+    each = allocated_bytes(heads * rows, DType.FP32) + states
+    return count * each - allocated_bytes(count * heads * rows, DType.FP32) - states
 
 
 RANDOM_STATES = 2

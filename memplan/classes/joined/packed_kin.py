@@ -17,6 +17,7 @@ from memplan.classes.joined.packed import (
     SeparateAttention,
     in_stretches,
     interpolated,
+    joined,
     joined_patches,
 )
 from memplan.classes.joined.qwen_vl import VisionBlock, VisualModel
@@ -29,6 +30,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import pair
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
+from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.attention import in_heads as in_rows_of_heads
 from memplan.graph.modules.basic import (
     ActivationModule,
@@ -38,7 +40,7 @@ from memplan.graph.modules.basic import (
     fp32_under_autocast,
     spare,
 )
-from memplan.graph.modules.functional import index, mean_of_tokens
+from memplan.graph.modules.functional import index, made_from, mean_of_tokens
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
@@ -56,6 +58,8 @@ class EncoderTower(PackedTower):
     last = "post_layernorm"
     listed = "encoder.layers"
     attention_class: type[SeparateAttention] = SeparateAttention
+    rotary_class: type[AxialRotaryEmbedding] = AxialRotaryEmbedding
+    embeddings: Module
     layers: LayerList
 
     def __init__(self, config: ConfigReader) -> None:
@@ -63,7 +67,7 @@ class EncoderTower(PackedTower):
         self.read_sizes(config)
         self.add_embeddings(config)
         heads = config.integer("num_attention_heads")
-        self.rotary_emb = AxialRotaryEmbedding(
+        self.rotary_emb = self.rotary_class(
             config.divide("hidden_size", self.width, "num_attention_heads", heads)
         )
         kinds = self.kinds(config)
@@ -294,11 +298,11 @@ class KimiPositionEmbeddings(Module):
         numbers = made_by(run, OperationKind.ARANGE, (rows, BAG_ROWS), DType.INT64)
         shares = made_by(run, OperationKind.ARANGE, (rows, BAG_ROWS), DType.FP32).to(table.dtype)
         starts = made_by(run, OperationKind.ARANGE, (rows,), DType.INT64)
+        sizes, bags = run.tensor(rows, DType.INT64), run.tensor(count, DType.INT64)
         made = empty(run, (rows, self.size), table.dtype)
-        bags, sizes = run.tensor(count, DType.INT64), run.tensor(rows, DType.INT64)
         kept = numbers.record, shares.record, starts.record
         run.record(
-            OperationKind.EMBEDDING, (table.record, *kept), (made.record, bags, sizes),
+            OperationKind.EMBEDDING, (table.record, *kept), (sizes, bags, made.record),
             saves=(*kept, bags, sizes), gradients=(Gradient.FRESH, *(Gradient.NONE,) * 3),
             backward_scratch_bytes=embedding_backward_scratch(
                 run, count, table.numel, self.size, table.dtype
@@ -324,7 +328,16 @@ class KimiPatchEmbed(Module):
         return hidden_states
 
 
+class KimiRotaryEmbedding(AxialRotaryEmbedding):
+    """Rows and columns take turns."""
+
+    def recomposed(self, freq: Handle) -> Handle:
+        turned = made_from(OperationKind.CLONE, freq.shape, DType.FP32, freq)
+        return super().recomposed(turned)
+
+
 class KimiVisionModel(EncoderTower):
+    rotary_class = KimiRotaryEmbedding
     last, listed = "final_layernorm", "layers"
     casts = False
 
@@ -437,7 +450,7 @@ class MuseVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         reverse_indices = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, reverse_indices, (rows, size))
-        hidden_states = self.ln_post(hidden_states)
+        hidden_states = self.children[self.last](hidden_states)
         shuffle_index = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, shuffle_index, (rows, size))
         hidden_states = hidden_states.view(-1, self.joins**2, size)
@@ -484,7 +497,12 @@ class MiniCPMAttention(SeparateAttention):
         query_states = in_rows_of_heads(self.children["q_proj"](hidden_states), self.head_dim)
         key_states = in_rows_of_heads(self.children["k_proj"](hidden_states), self.head_dim)
         value_states = in_rows_of_heads(self.children["v_proj"](hidden_states), self.head_dim)
-        attn_output = in_stretches(query_states, key_states, value_states, stretches)
+        splits = [
+            in_stretches(each, stretches) for each in (query_states, key_states, value_states)
+        ]
+        attend = attention_function(self.run, causal=False)
+        attn_outputs = [attend(q, k, v, None, 0.0)[0] for q, k, v in zip(*splits, strict=True)]
+        attn_output = joined(attn_outputs)
         attn_output = attn_output.reshape(*hidden_states.shape[:2], -1).contiguous()
         attn_output = self.children[self.output](attn_output)
         return attn_output
@@ -565,7 +583,7 @@ class MiniCPMVisionModel(EncoderTower):
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
         if not self.layers.captured:
             spare(self.vit_merger)
-        last_hidden_state = self.post_layernorm(hidden_states)
+        last_hidden_state = self.children[self.last](hidden_states)
         return (last_hidden_state,)
 
 

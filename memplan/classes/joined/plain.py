@@ -9,6 +9,7 @@ from math import isqrt
 from memplan.classes.gemma import GemmaRMSNorm
 from memplan.classes.joined.base import JoinedModel
 from memplan.classes.pictures.parts import InOrder, as_tokens
+from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec
 from memplan.graph.modules.basic import ActivationModule, Linear
 from memplan.graph.modules.contractions import matmul
@@ -49,14 +50,18 @@ class Gemma3MultiModalProjector(Module):
         self.mm_soft_emb_norm = GemmaRMSNorm(size)
         self.tokens_per_side = isqrt(config.integer("mm_tokens_per_image", default=256))
 
-    def forward(self, vision_outputs: Handle) -> Handle:
+    def reshaped(self, vision_outputs: Handle) -> Handle:
+        """As pictures, which are copied: so does the norm before it with the gradient that comes back."""
         batch_size, length, hidden_size = vision_outputs.shape
-        reshaped_vision_outputs = vision_outputs.transpose(1, 2)
         side = isqrt(length)
+        reshaped_vision_outputs = vision_outputs.transpose(1, 2)
         reshaped_vision_outputs = reshaped_vision_outputs.reshape(
             batch_size, hidden_size, side, side
         )
-        reshaped_vision_outputs = reshaped_vision_outputs.contiguous()
+        return reshaped_vision_outputs.contiguous()
+
+    def forward(self, reshaped_vision_outputs: Handle, dtype: DType) -> Handle:
+        batch_size, hidden_size, *_ = reshaped_vision_outputs.shape
         pooled_vision_outputs = mean_of_windows(reshaped_vision_outputs, self.tokens_per_side)
         pooled_vision_outputs = as_tokens(pooled_vision_outputs)
         normed_vision_outputs = self.mm_soft_emb_norm(pooled_vision_outputs)
@@ -64,7 +69,7 @@ class Gemma3MultiModalProjector(Module):
         projected_vision_outputs = matmul(normed_vision_outputs.view(-1, hidden_size), weight).view(
             batch_size, -1, weight.shape[-1]
         )
-        return projected_vision_outputs.to(vision_outputs.dtype)
+        return projected_vision_outputs.to(dtype)
 
 
 class BlockMasksModel(ProjectedModel):
@@ -84,6 +89,12 @@ class Gemma3Model(BlockMasksModel):
             config, tower.width, self.text_width(config)
         )
         self.add_text(config)
+
+    def get_image_features(self) -> Handle:
+        last_hidden_state, _ = self.look()
+        reshaped = self.multi_modal_projector.reshaped(last_hidden_state)
+        self.begin_projector(reshaped)
+        return self.multi_modal_projector(reshaped, last_hidden_state.dtype)
 
 
 class PaliGemmaModel(BlockMasksModel):

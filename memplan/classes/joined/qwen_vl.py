@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.classes.joined.base import TOWER, JoinedModel
 from memplan.classes.joined.packed import (
@@ -18,6 +18,7 @@ from memplan.classes.llama import GatedMLP
 from memplan.classes.pictures.base import begin, begin_tower
 from memplan.classes.pictures.parts import InOrder
 from memplan.classes.pictures.vit import two_linear
+from memplan.classes.three_axes import SectionedModel
 from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec
 from memplan.families.towers.layers import tower_activation
@@ -38,6 +39,7 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
+from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock, ModelPart
@@ -291,6 +293,26 @@ class VisualModel(JoinedModel):
         self.add_tower(config)
         self.add_text(config)
 
+    @property
+    def eye(self) -> Any:
+        """The tower, with what its own class says of it."""
+        return super().eye
+
+    def seen(self, inputs_embeds: Handle) -> tuple[Handle, ...]:
+        made = super().seen(inputs_embeds)
+        if self.is_shown:
+            self.place(*inputs_embeds.shape[:2])
+        return made
+
+    def place(self, batch: int, length: int) -> None:
+        """What the batch says of each picture's sides, and of each token whether it is a picture's; positions of three axes,
+        which are named until the text model has returned."""
+        run = self.run
+        from_batch(run, 3 * self.eye.num_pictures, DType.INT64)
+        if isinstance(self.words, SectionedModel):
+            from_batch(run, batch * length, DType.INT64)
+            self.named.append(made_by(run, OperationKind.ZEROS, (3, batch, length), DType.INT64))
+
     def get_image_features(self) -> Handle:
         begin_tower(self.eye, TOWER)
         vision_outputs = self.eye(self.pictures())
@@ -319,4 +341,5 @@ class Qwen3VLModel(VisualModel):
         if not self.is_shown:
             return made
         deepstack_features = self.named[2 : 2 + len(self.eye.deep)]
-        return *made, *map(self.collected, deepstack_features)
+        found = (each for each in deepstack_features if isinstance(each, Handle))
+        return *made, *map(self.collected, found)

@@ -188,7 +188,8 @@ class ShuffledPictures(CollectedModel):
         )
 
     def get_image_features(self) -> Handle:
-        image_hidden_states, _ = self.look()
+        pixel_values = self.pictures()
+        image_hidden_states, _ = self.look(pixel_values)
         self.begin_projector(image_hidden_states)
         image_features: Handle = self.connector(image_hidden_states)
         return image_features
@@ -322,7 +323,8 @@ class InternVLModel(FeaturesModel):
         return super().pictures().to(self.run.compute)
 
     def get_image_features(self) -> Handle:
-        vision_features = self.selected()
+        pixel_values = self.pictures()
+        vision_features = self.selected(pixel_values)
         vision_features = pixel_shuffle(squared(vision_features), self.factor).contiguous()
         vision_features = vision_features.reshape(
             vision_features.shape[0], -1, vision_features.shape[-1]
@@ -372,4 +374,5 @@ class Lfm2VlModel(JoinedModel):
             image_features.append(img_embedding.reshape(-1, img_embedding.shape[-1]))
             del feature, square, img_embedding
         del last_hidden_state
+        self.named += image_features
         return concatenate(*image_features, dim=0)

@@ -314,10 +314,11 @@ class GPTNeoSelfAttention(OlderAttention):
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         query = self.q_proj(x)
-        key = self.k_proj(x)
+        # The class does so behind the values' projection; its gradient comes transposed, and is
+        # copied when the projection's turn has come.
+        key = self.split_heads(self.k_proj(x))
         value = self.v_proj(x)
         query = self.split_heads(query)
-        key = self.split_heads(key)
         value = self.split_heads(value)
         out, weights = self._attn(query, key, value, mask)
         out = merged(out)

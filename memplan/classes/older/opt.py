@@ -208,9 +208,10 @@ class XGLMAttention(OPTAttention):
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
         batch, length, width = x.shape
         query = self.q_proj(x) * 0.125
-        key = self.k_proj(x)
+        # The class does so behind the values' projection; its gradient comes transposed, and is
+        # copied when the projection's turn has come.
+        key = self.split_heads(self.k_proj(x))
         value = self.v_proj(x)
-        key = self.split_heads(key)
         value = self.split_heads(value)
         query = self.split_heads(query)
         folded = batch * self.num_heads, -1, self.head_dim

@@ -24,7 +24,6 @@ from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.hybrids import HybridLayer, layer_kinds
 from memplan.classes.recurrent.mamba import Mixer
 from memplan.classes.recurrent.mamba2 import interleaved, remaining
-from memplan.classes.sectioned import SectionedRotaryEmbedding
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
@@ -37,6 +36,7 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import always
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import (
+    SectionedRotaryEmbedding,
     Tables,
     Turn,
     apply_rotary_to_part,

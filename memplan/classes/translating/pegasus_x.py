@@ -28,6 +28,7 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import padded_mask, padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
+from memplan.graph.modules.unread import unread_graph
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.layers import NormPlacement
@@ -266,6 +267,7 @@ class PegasusXEncoder(PegasusXStack):
         global_x = self.embed_global((batch, numbers.numel), numbers)
         for encoder_layer in self.layers:
             x, global_x = encoder_layer(x, global_x, attention_mask)
+        _unread = unread_graph(run)
         self.layer_norm.given = length
         x = self.layer_norm(x)
         self.returned()

@@ -4,9 +4,7 @@ All turn a vector by ``x * cos + turned(x) * sin``. They differ in the dtype it 
 tables come from, and in whether the result is joined from parts.
 """
 
-from memplan.dtypes import DType
 from memplan.graph.attention.head_layout import splits_heads
-from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.operations.rotary import rotary, rotary_as_complex, rotary_in_place
@@ -33,15 +31,6 @@ def rotate(
     turned = [_joined(t, *each) for each in halves]
     t.touch(query, key, cos, sin)
     return turned[0], turned[1]
-
-
-def turns_heads(t: Tape, spec: AttentionSpec) -> bool:
-    """Whether heads are turned by parts: the gradient of a slice is written head after head.
-
-    (``slice_backward`` copies into zeros of its input's shape, whatever its input's strides, and
-    autograd adds what else arrives to the first of them in place.)
-    """
-    return spec.rotary is not None and t.kernels.rotary is RotaryKernel.EAGER
 
 
 _IN_PLACE = frozenset({RotaryKernel.LIGER, RotaryKernel.UNSLOTH})
@@ -93,22 +82,3 @@ def _joined(t: Tape, turned: Tensor, passing: Tensor | None) -> Tensor:
     out = t.concatenate(turned, passing)
     out.by_head = True
     return out
-
-
-def sectioned_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Tables of three kinds of positions, for every sequence, joined to one (Qwen3.5)."""
-    half = 3 * positions * (dim // 2)
-    angles = t.tensor(half, DType.FP32)
-    scratch = 3 * positions * DType.FP32.num_bytes
-    t.record(OperationKind.MUL, (), (angles,), forward_scratch_bytes=scratch)
-    curves = t.tensor(half, DType.FP32), t.tensor(half, DType.FP32)
-    for curve in curves:
-        t.record(
-            OperationKind.COS, (angles,), (curve,), forward_scratch_bytes=curve.storage.num_bytes
-        )
-    joined = [t.concatenate(t.view(curve, positions * dim)) for curve in reversed(curves)]
-    tables = t.cast(joined[1], dtype), t.cast(joined[0], dtype)
-    t.touch(angles, *joined)
-    for table in tables:
-        t.hold(table)
-    return tables

@@ -27,6 +27,7 @@ class OperationKind(StrEnum):
     BATCH_NORM = "batch_norm"
     BINARY_CROSS_ENTROPY_WITH_LOGITS = "binary_cross_entropy_with_logits"
     BITWISE_AND = "bitwise_and"
+    BITWISE_OR = "bitwise_or"
     BITWISE_NOT = "bitwise_not"
     BLOOM_GELU = "bloom_gelu"
     BROADCAST = "broadcast"

@@ -36,8 +36,12 @@ def kept_outputs(segment: Segment) -> frozenset[Storage]:
 
 
 def region_since(segment: Segment, start: int) -> Region:
-    """The operations recorded since ``start``, to be recomputed on their own."""
+    """The operations recorded since ``start``, to be recomputed on their own.
+
+    Views of what was there before are none of what they make.
+    """
     operations = segment.operations[start:]
     made = {tensor.storage for operation in operations for tensor in operation.outputs}
+    made -= {tensor.storage for each in segment.operations[:start] for tensor in each.outputs}
     kept = {storage for operation in operations for storage in operation.saved}
-    return Region(start, len(segment.operations), frozenset(made & kept))
+    return Region(start, len(segment.operations), frozenset(made.difference(segment.given) & kept))

@@ -32,12 +32,6 @@ class Tape(Weights):
         self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.ALIAS,))
         return out
 
-    def reshaped(self, x: Tensor) -> Tensor:
-        """See the whole in another shape: a view, and so is its gradient."""
-        out = self.view(x, x.numel)
-        self.record(OperationKind.VIEW, (x,), (out,), gradients=(Gradient.SEEN,))
-        return out
-
     def cast(self, x: Tensor, dtype: DType) -> Tensor:
         """Copy into another dtype; the same tensor where it already has it."""
         if x.dtype is dtype:

@@ -1,7 +1,6 @@
 """Which models Megatron-core has modules for, and a rank's own sizes of their parts."""
 
 from memplan.errors import SetupError
-from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.splitting.local_model import divided
 from memplan.model.attention import AttentionSpec, OutputGate
@@ -67,42 +66,6 @@ def check_model(model: ModelSpec, options: TapeOptions, *, degree: int, sequence
             divided(groups, shared.degree, what)
         _check_layer(model, run.layer, options)
         _check_norm(model, run.layer.norm)
-
-
-def local_layer(
-    model: ModelSpec, layer: LayerSpec, degree: int, expert_degree: int = 1
-) -> LayerSpec:
-    """A layer with each split size divided by the degree; ``expert_degree``: experts' own."""
-    if degree == 1:
-        return layer
-    attention, network = layer.attention, layer.feed_forward
-    assert isinstance(attention, AttentionSpec | LatentAttentionSpec)
-    heads = divided(attention.num_heads, degree, f"{model.name}'s number of heads")
-    if isinstance(attention, AttentionSpec):
-        what = f"{model.name}'s number of key/value heads"
-        groups = divided(attention.num_kv_heads, degree, what)
-        local: AttentionSpec | LatentAttentionSpec = replace(
-            attention, num_heads=heads, num_kv_heads=groups
-        )
-    else:
-        local = replace(attention, num_heads=heads)
-    if isinstance(network, MixtureSpec):
-        expert = _narrower(model, network.expert, expert_degree, "experts")
-        shared = network.shared
-        if shared is not None:
-            shared = _narrower(model, shared, degree, "shared experts")
-        narrower: MixtureSpec | FeedForwardSpec = replace(network, expert=expert, shared=shared)
-    else:
-        assert isinstance(network, FeedForwardSpec)
-        narrower = _narrower(model, network, degree, "feed-forward network")
-    return replace(layer, attention=local, feed_forward=narrower)
-
-
-def _narrower(
-    model: ModelSpec, network: FeedForwardSpec, degree: int, words: str
-) -> FeedForwardSpec:
-    what = f"the width of {model.name}'s {words}"
-    return replace(network, intermediate_size=divided(network.intermediate_size, degree, what))
 
 
 def _check_layer(model: ModelSpec, layer: LayerSpec, options: TapeOptions) -> None:

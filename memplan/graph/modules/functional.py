@@ -317,6 +317,17 @@ def repeated(x: Handle, times: int, *, dim: int = 0) -> Handle:
     return x.leads_to(made, in_rows(x.shape))
 
 
+def repeat_interleave(x: Handle, times: int, *, dim: int) -> Handle:
+    """``x.repeat_interleave(times, dim)``: each of them so often, one behind the other."""
+    shape = list(x.shape)
+    shape[dim] *= times
+    made = empty(x.run, tuple(shape), x.dtype)
+    x.run.record(
+        OperationKind.REPEAT_INTERLEAVE, (x.record,), (made.record,), gradients=(Gradient.FRESH,)
+    )
+    return x.leads_to(made, in_rows(x.shape))
+
+
 def root_of_squares(x: Handle, *, linalg: bool = False) -> Handle:
     """``torch.norm(x, p=..., dim=-1, keepdim=True)``: keeps what it was given and its result.
 
@@ -419,15 +430,16 @@ def spread(x: Handle, shape: Shape) -> Handle:
 
 
 def not_below(x: Handle) -> Handle:
-    """``torch.max(x, lowest)``: keeps the scores.
+    """``torch.max(x, lowest)``: keeps the scores, and the number.
 
     Its gradient is halved where both are equal and zero where the scores are lower: the half and a
     comparison before the result, a second comparison behind it (torch's derivatives.yaml, ``maximum``).
     """
     run, made = x.run, empty(x.run, x.shape, x.dtype)
     equal = allocated_bytes(made.numel, DType.BOOL)
+    lowest = made_by(run, OperationKind.ZEROS, (1,), x.dtype).record
     run.record(
-        OperationKind.MAXIMUM, (x.record,), (made.record,), saves=(x.record,),
+        OperationKind.MAXIMUM, (x.record,), (made.record,), saves=(x.record, lowest),
         gradients=(Gradient.FRESH,),
         backward_scratch_bytes=(made.record.storage.num_bytes, equal, RESULT, equal),
     )  # fmt: skip

@@ -39,8 +39,8 @@ class LayerList(Module):
     """Layers, counted from 1, whose results are handed out beside the last one's; 0: what the first is given."""
     is_read = True
     """Somebody reads what the last layer gives; else nothing behind the last captured one leads anywhere."""
-    ends = True
-    """Where layers hand on more than hidden states, nothing reads the rest behind the last one."""
+    ends = False
+    """Nothing reads what its last layer hands on beside hidden states, and it has no part in a gradient."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class LayerList(Module):
                 for storage in segment.given:
                     if storage not in segment.returned and self.run.is_named(storage):
                         self.run.outlive(storage)
-        if self.streams and self.ends:
+        if self.ends:
             prune(self.run.segment)
 
 

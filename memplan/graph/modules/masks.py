@@ -34,7 +34,8 @@ def causal_mask(
         return None
     eager = eager or run.kernels.attention is AttentionKernel.EAGER
     if blocks or run.options.packing is not Packing.NONE:
-        pattern = _packed(run, (batch, 1, length, length), windowed=window is not None)
+        made = _blocked if blocks else _packed
+        pattern = made(run, (batch, 1, length, length), windowed=window is not None)
         return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
     if not (eager or written) and (window is None or length < window):
         return None
@@ -102,6 +103,22 @@ def _sliding(run: Run, length: int) -> Handle:
     del recent
     causal = made_by(run, OperationKind.LE, shape, DType.BOOL)
     return first & causal
+
+
+def _blocked(run: Run, shape: Shape, *, windowed: bool) -> Handle:
+    """``or_masks`` of what came before and the same picture; then ``and_masks`` of that and what is near."""
+    causal = causal_pattern(run, shape[-1])
+    either = causal.apart(OperationKind.BITWISE_OR)
+    del causal
+    alike = made_by(run, OperationKind.EQ, shape, DType.BOOL)
+    alike = alike.apart(OperationKind.BITWISE_AND)
+    either = either.apart(OperationKind.BITWISE_OR, alike)
+    del alike
+    if not windowed:
+        return either
+    either = either.apart(OperationKind.BITWISE_AND)
+    recent = made_by(run, OperationKind.GT, shape[-2:], DType.BOOL)
+    return either & recent
 
 
 def _packed(run: Run, shape: Shape, *, windowed: bool) -> Handle:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
-from memplan.graph.modules.handles import ComplexHandle, Handle, empty
+from memplan.graph.modules.handles import ComplexHandle, Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, unchanged
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.strides import dense_strides
@@ -67,6 +67,35 @@ class RotaryEmbedding(Module):
         if not run.decomposed and run.options.quantizer is None:
             for _ in range(2):
                 run.buffer(width // 2, DType.FP32, behind=not run.segment.is_layer)
+
+
+class SectionedRotaryEmbedding(RotaryEmbedding):
+    """Tables of time, height and width for each sequence, of which one is put together.
+
+    (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
+    """
+
+    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
+        """Of all positions, in the format of ``x``."""
+        del positions, window
+        run, (batch, length, _) = self.run, x.shape
+        self.hold_frequencies(self.width)
+        shape = 3 * batch, length, self.width // 2
+        position_ids = made_by(run, OperationKind.TO, (*shape[:2], 1), DType.FP32)
+        freqs = position_ids.apart(OperationKind.MUL, shape=shape)
+        del position_ids
+        cos = _scaled(freqs, OperationKind.COS)
+        sin = _scaled(freqs, OperationKind.SIN)
+        sin = self.recomposed(sin)
+        cos = self.recomposed(cos)
+        return self.cast(cos, x), self.cast(sin, x)
+
+    def recomposed(self, freq: Handle) -> Handle:
+        """Sections of the three side by side, each number twice (``recomposition_frequencies``)."""
+        batch, length, half = freq.shape[0] // 3, *freq.shape[1:]
+        joined = empty(freq.run, (batch, length, half), DType.FP32)
+        freq.run.record(OperationKind.CAT, (freq.record,), (joined.record,))
+        return self.doubled(joined, self.width)
 
 
 def _scaled(angles: Handle, kind: OperationKind) -> Handle:

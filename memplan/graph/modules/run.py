@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.segments import Operation, Segment
+from memplan.graph.core.segments import Operation, Region, Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.modules.interpreter import check_interpreter
@@ -57,13 +57,16 @@ class Run(Tape):
         self.unread: Forgets | None = None
         """What forgets the graphs of segments whose results no loss reads; None: the open one's is read."""
         self._outliving: set[Storage] = set()
+        self._emptied: set[Storage] = set()
         self._is_open = True
 
     def lose(self, record: Tensor) -> None:
         """Its storage has no name left: it dies here, or is let go where an earlier segment made it."""
         storage = record.storage
         del self.names[storage]
-        if storage.segment == self.segment.index:
+        if storage in self._emptied:
+            self._emptied.remove(storage)
+        elif storage.segment == self.segment.index:
             self.touch(record)
         elif storage in self._outliving:
             self._outliving.remove(storage)
@@ -73,6 +76,11 @@ class Run(Tape):
             storage.touched = self._touches
             if self.segment.input is not None and storage is self.segment.input.storage:
                 self.let_input_go()
+
+    def empty(self, *records: Tensor) -> None:
+        """Let storages go here whatever still names them (``untyped_storage().resize_(0)``)."""
+        self.touch(*records)
+        self._emptied |= {each.storage for each in records}
 
     def turns(self, count: int) -> Iterator[int]:
         """The numbers of a loop's turns that are recorded, where the others do the same; all, where hooks take what is
@@ -242,11 +250,18 @@ def forget(
     segment.entered = [(before[position], name) for position, name in segment.entered]
     segment.left = [(before[position], name) for position, name in segment.left]
     segment.spans = [(before[start], before[stop], name) for start, stop, name in segment.spans]
-    segment.regions = [
-        replace(each, start=before[each.start], stop=before[each.stop]) for each in segment.regions
-    ]
+    segment.regions = [_moved(each, before, sources) for each in segment.regions]
     if segment.input_let_go is not None:
         segment.input_let_go = max(before[segment.input_let_go + 1] - 1, 0)
     for loop in loops:
         loop.moved(before)
     return sources
+
+
+def _moved(region: Region, before: Sequence[int], sources: Mapping[Tensor, Tensor]) -> Region:
+    """A region among the operations that are left, and its result where that was a view."""
+    return replace(
+        region, start=before[region.start], stop=before[region.stop],
+        rerun=None if region.rerun is None else before[region.rerun],
+        result=None if region.result is None else sources.get(region.result, region.result),
+    )  # fmt: skip

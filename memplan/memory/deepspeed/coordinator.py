@@ -84,6 +84,8 @@ class Coordinator:
 
     def _look_at_trace(self) -> None:
         self.queue = [(weight, step) for step, needed in enumerate(self.trace) for weight in needed]
+        self.starts = [0]
+        """Where in the queue each step begins."""
         self.traversed = [0]
         """Elements of all steps before each one."""
         self.uses: dict[int, list[int]] = {}
@@ -94,6 +96,7 @@ class Coordinator:
                 total += self.numels[weight]
                 self.uses.setdefault(weight, []).append(step)
             self.traversed.append(total)
+            self.starts.append(self.starts[-1] + len(needed))
 
     def enter(self) -> None:
         """The module of the present step is about to run."""
@@ -164,6 +167,13 @@ class Coordinator:
             return False
         distance = self.traversed[uses[place]] - self.traversed[step]
         return distance < self.settings.max_reuse_distance
+
+    @property
+    def passed(self) -> dict[int, int]:
+        """What has been fetched for the present step or a later one, or passed over for it, with that step."""
+        fetched_for, step = self.fetched_for, self.step
+        ahead = self.queue[self.starts[step] : self.head]
+        return {weight: fetched_for[weight] for weight, _ in ahead if fetched_for[weight] >= step}
 
     def _gather(self, weights: list[int]) -> None:
         settings = self.settings

@@ -4,7 +4,7 @@
 of a usual loop: forward, backward, ``optimizer.step()``, ``optimizer.zero_grad(set_to_none=True)``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from memplan.graph.core.segments import Segment
@@ -280,6 +280,14 @@ class Program(Updating):
 
     def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
         """A pass is at one of these stops."""
+
+    def standing_at(self, segment: Segment, copy: int) -> Hashable:  # noqa: ARG002
+        """What decides in a repetition what it does; None: that is not told."""
+        return None
+
+    def skip_turns(self, segment: Segment, copy: int, turn: int, times: int) -> int:  # noqa: ARG002
+        """Stand as after so many more turns; of what does not tell how it stands, none."""
+        return 0
 
 
 def loads_bitsandbytes(setup: TrainingSetup) -> bool:

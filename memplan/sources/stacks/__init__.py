@@ -82,8 +82,9 @@ def read_stack(
     given: Mapping[str, object] | None = None,
     preset: str | None = None,
     launch: Launch | None = None,
+    model: str | None = None,
 ) -> StackSetup:
-    """Read a stack's file.
+    """Read a stack's file; ``model`` is a built-in one that was named beside it, and is trained instead of its own.
 
     ``launch`` are the engine's own files; a stack that runs transformers' Trainer fills them in as the Trainer does.
     ``given`` are fields of ``TrainingSetup`` that were given beside it, which go first; ``preset`` names
@@ -96,8 +97,9 @@ def read_stack(
         msg = f"{source}: is a file of {reader.NAME}, and preset {chosen.name} is another stack's"
         raise ConfigError(msg)
     return _read(
-        values, chosen, source=source, folder=folder, given=given or {}, launch=launch or Launch()
-    )
+        values, chosen, source=source, folder=folder, given=given or {}, launch=launch or Launch(),
+        model=model,
+    )  # fmt: skip
 
 
 def read_preset(name: str, given: Mapping[str, object] | None = None) -> StackSetup:
@@ -120,10 +122,11 @@ def _read(
     folder: Path,
     given: Mapping[str, object],
     launch: Launch,
+    model: str | None = None,
 ) -> StackSetup:
     keys = Keys(values, key_table(preset.stack), preset, source=source, folder=folder)
     beside = {name: value for name, value in given.items() if value is not None}
-    found = Found(fields=preset.fields(), launch=launch)
+    found = Found(fields=preset.fields(), launch=launch, given_model=model)
     found.quantization |= _options(found.fields.pop("quantization", None))
     _reader(preset.stack).read(keys, found, beside)
     leftovers = keys.finish(found.quiet)

@@ -11,6 +11,7 @@ from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import num_layers, torchtitan_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
+from memplan.sources.stacks.common.stages import dealt_layers
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
@@ -120,18 +121,7 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
-    stages = keys.count("parallelism.pipeline_parallel_degree")
-    schedule = keys.text("parallelism.pipeline_parallel_schedule")
-    if stages not in (None, 1):
-        found.fields["pipeline_parallel"] = stages
-        word = (schedule or "1f1b").lower()
-        if word not in _SCHEDULES:
-            keys.refuse(
-                "parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled"
-            )
-        found.fields["pipeline_schedule"] = _SCHEDULES[word]
-        if word not in ("gpipe", "1f1b"):
-            found.fields["virtual_stages"] = _virtual_stages(keys, found, stages or 1)
+    _read_stages(keys, found)
     method = keys.text("parallelism.context_parallel_rotate_method")
     if method not in (None, "allgather") and "context_parallel" in found.fields:
         found.options["context_parallel_rotate_method"] = method
@@ -141,6 +131,33 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
     reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
     if reshards is False:
         found.options["reshard_after_forward"] = False
+
+
+def _read_stages(keys: Keys, found: Found) -> None:
+    """The schedule, and how many layers each stage has."""
+    stages = keys.count("parallelism.pipeline_parallel_degree") or 1
+    schedule = keys.text("parallelism.pipeline_parallel_schedule")
+    if stages == 1:
+        return
+    found.fields[_STAGES] = stages
+    word = (schedule or "1f1b").lower()
+    if word not in _SCHEDULES:
+        keys.refuse("parallelism.pipeline_parallel_schedule", f"{schedule!r:.40} is not modelled")
+    found.fields["pipeline_schedule"] = _SCHEDULES[word]
+    chunks = 1
+    less = [keys.take(key) for key in _LESS_LAYERS]
+    if word not in ("gpipe", "1f1b"):
+        found.fields["virtual_stages"] = chunks = _virtual_stages(keys, found, stages)
+    layers = None if found.model is None else num_layers(found.model)
+    if layers is None:
+        return
+    first, last = (each if isinstance(each, int) else 1 for each in less)
+    if max(first, last) > (layers + first + last) // (chunks * stages):
+        keys.refuse(
+            _LESS_LAYERS[first < last], "is more than a stage has layers: torchtitan stops at it"
+        )
+    dealt = dealt_layers(layers, chunks * stages, first=first, last=last)
+    found.fields["layers_per_stage"] = dealt
 
 
 def _read_replicas(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

@@ -1,10 +1,12 @@
 """Stage 3's gathered parameters as blocks of a ledger (runtime/zero/partitioned_param_coordinator.py)."""
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
 
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
 from memplan.memory.deepspeed.job import rounded
+from memplan.memory.deepspeed.layers import Layers
 from memplan.memory.deepspeed.partition import shard_numel
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
@@ -47,6 +49,8 @@ class PlayedCoordinator(Coordinator):
         """Those that there are."""
         self.second_ranks = self.ranks
         """Who have the second set among them."""
+        self.begun_at: dict[int, tuple[int, int]] = {}
+        """With which step each layer of the present pass began, and how many had been recorded."""
 
     def standing(self) -> object:
         """What is gathered and on its way, to be compared."""
@@ -196,3 +200,100 @@ class PlayedCoordinator(Coordinator):
             sizes = [rounded(shard * settings.weight_bytes) for shard in shards]
             name = "shards from the CPU"
             self.ledger.use(*sizes, stream=self.stream, kind=_BUFFERS, name=name)
+
+    # -- layers that are alike -------------------------------------------------------------------
+
+    @property
+    def _staying(self) -> frozenset[int]:
+        """What no module lets go of."""
+        return self.persistent if self.has_trace else frozenset()
+
+    def standing_at(self, layers: Layers) -> Hashable:
+        """All that later decisions depend on, seen from a layer; None where some of what stays is yet to come."""
+        self.begun_at[layers.copy] = self.step, len(self.recorded)
+        place, stays = layers.place, self._staying
+        gathered = frozenset(
+            (place(weight), size, self.blocks.get(weight))
+            for weight, size in self.sizes.items()
+            if weight not in stays
+        )
+        if len(gathered) + len(stays) != len(self.sizes):
+            return None
+        on_way = frozenset(
+            (place(weight), *map(place, each.members), each.flat_bytes, each.copied, each.waiting)
+            for weight, each in self.handles.items()
+        )
+        passed = frozenset((place(each), step - self.step) for each, step in self.passed.items())
+        detached = frozenset((place(each), *blocks) for each, blocks in self.detached.items())
+        ahead = self.head - self.starts[self.step]
+        # What is available decides what is looked ahead to, where there is a trace.
+        available = self.available if self.has_trace else None
+        return gathered, on_way, passed, detached, ahead, available
+
+    def skip_turns(self, layers: Layers, turn: int, times: int) -> int:
+        """Stand as after so many more turns of layers, or as many of them as are alike."""
+        step, num_recorded = self.begun_at[layers.copy - turn]
+        steps = self.step - step
+        if steps:
+            # One more is left to be looked at.
+            times = max(0, self._num_alike(layers, turn, steps, times + 1) - 1)
+        told = self.recorded[num_recorded:] if self.is_recording else ()
+        for count in range(1, times + 1):
+            self.recorded += [_moved(needed, layers, turn * count) for needed in told]
+        self._move(layers, turn * times, steps * times)
+        return times
+
+    def _num_alike(self, layers: Layers, turn: int, steps: int, times: int) -> int:
+        """How many turns the trace goes on alike, with what is looked ahead to from the last, and lets as much go."""
+        trace, step = self.trace, self.step
+        last = trace[step - steps : step]
+        last_ahead = self.queue[self.head][1] if self.head < len(self.queue) else len(trace)
+        beyond = (last_ahead - step) // steps + 1
+        if not self._is_let_go(last, step):
+            return 0
+        while times:
+            far = times + beyond
+            seen = trace[step + (far - 1) * steps : step + far * steps]
+            own = [_moved(needed, layers, turn * times) for needed in last]
+            if seen == [_moved(needed, layers, turn * far) for needed in last] and (
+                self._is_let_go(own, step + times * steps)
+            ):
+                break
+            times -= 1
+        return times
+
+    def _is_let_go(self, needed: Sequence[Sequence[int]], step: int) -> bool:
+        """Whether none of these is needed soon after that step."""
+        for weight in {weight for each in needed for weight in each} - self.persistent:
+            uses = self.uses[weight]
+            place = bisect_left(uses, step)
+            if place < len(uses):
+                distance = self.traversed[uses[place]] - self.traversed[step]
+                if distance < self.settings.max_reuse_distance:
+                    return False
+        return True
+
+    def _move(self, layers: Layers, copies: int, steps: int) -> None:
+        """All that is held of the layers is of others, so many layers and steps on."""
+        stays = self._staying
+
+        def moved(weight: int) -> int:
+            return weight if weight in stays else layers.moved(weight, copies)
+
+        self.sizes = {moved(weight): size for weight, size in self.sizes.items()}
+        self.blocks = {moved(weight): block for weight, block in self.blocks.items()}
+        self.detached = {moved(weight): blocks for weight, blocks in self.detached.items()}
+        for each in set(self.handles.values()):
+            each.members = [moved(weight) for weight in each.members]
+        self.handles = {moved(weight): each for weight, each in self.handles.items()}
+        passed = self.passed
+        self.head += self.starts[self.step + steps] - self.starts[self.step]
+        self.step += steps
+        for weight in passed:
+            self.fetched_for[weight] = -1
+        for weight, step in passed.items():
+            self.fetched_for[layers.moved(weight, copies)] = step + steps
+
+
+def _moved(needed: Sequence[int], layers: Layers, copies: int) -> list[int]:
+    return [layers.moved(weight, copies) for weight in needed]

@@ -7,11 +7,12 @@ included (``partitioned_param_coordinator.py``). A block that another stream use
 stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
 from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.layers import Layers
 from memplan.memory.deepspeed.modules import Act, find_stops
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.shards import (
@@ -107,6 +108,36 @@ class ShardedParametersProgram(HoldingShards):
             found = [module_numbers(each.weights, repetition) for each in modules]
             self.members[key] = found
         return found
+
+    # -- layers that are alike -------------------------------------------------------------------
+
+    def standing_at(self, segment: Segment, copy: int) -> Hashable:
+        """What is gathered and what waits, by where it is from here."""
+        if not self.traces or self.company is not None or self.coordinator.second_shard:
+            return None
+        layers = self._layers(segment, copy)
+        place, gathering = layers.place, self.coordinator.standing_at(layers)
+        if gathering is None:
+            return None
+        waiting = tuple((place(number), block) for number, block in self.waiting)
+        delayed = tuple((place(number), block) for number, block in self.delayed.items())
+        return gathering, self.filled, waiting, delayed, tuple(self.unreleased)
+
+    def skip_turns(self, segment: Segment, copy: int, turn: int, times: int) -> int:
+        """As many as the coordinator's look ahead finds alike."""
+        layers = self._layers(segment, copy)
+        times = self.coordinator.skip_turns(layers, turn, times)
+        moved = layers.moved
+        copies = turn * times
+        self.waiting = [(moved(number, copies), block) for number, block in self.waiting]
+        self.delayed = {moved(number, copies): block for number, block in self.delayed.items()}
+        return times
+
+    def _layers(self, segment: Segment, copy: int) -> Layers:
+        weights = self.job.weights
+        own, copies = weights.segments[segment.index], weights.copies[segment.index]
+        stride = own.stride if copies > 1 else 0
+        return Layers(own.first, stride, copies, copy)
 
     # -- a micro-batch ---------------------------------------------------------------------------
 

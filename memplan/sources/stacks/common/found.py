@@ -40,13 +40,25 @@ class Found:
     quiet: list[str] = field(default_factory=list)
     """Keys that change no memory."""
     notes: list[str] = field(default_factory=list)
-    model: str | Mapping[str, object] | None = None
+    file_model: str | Mapping[str, object] | None = None
+    """What the file names, or says the sizes of."""
+    given_model: str | None = None
+    """A model that was named beside the file, which goes first: what a file leaves to it depends on its layers, experts and type."""
     arguments: dict[str, object] = field(default_factory=dict)
     """transformers' training arguments that the stack makes of its file."""
     launch: Launch = field(default_factory=Launch)
     """The engine's own file, given beside the stack's."""
     loading: Loading = field(default_factory=Loading)
     """What the Trainer is handed beside them."""
+
+    @property
+    def model(self) -> str | Mapping[str, object] | None:
+        """The model that the file's words are about."""
+        return self.given_model or self.file_model
+
+    @model.setter
+    def model(self, named: str | Mapping[str, object] | None) -> None:
+        self.file_model = named
 
 
 class DeviceMap(Enum):

@@ -6,6 +6,7 @@ from math import lcm
 from memplan.sources.stacks.common.found import Found, micro_batches
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import num_layers
+from memplan.sources.stacks.common.stages import dealt_layers
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
@@ -121,8 +122,14 @@ def _read_pipeline(keys: Keys, found: Found, *, local: int, batches: int) -> Non
     found.fields["pipeline_schedule"] = _SCHEDULES[schedule]
     each = keys.count("distributed.pipeline.layers_per_stage")
     rounded = keys.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    chunks = 1
     if schedule not in _ONE_STAGE:
-        found.fields["virtual_stages"] = _virtual_stages(keys, found, each=each, rounded=rounded)
+        chunks = _virtual_stages(keys, found, each=each, rounded=rounded)
+        found.fields["virtual_stages"] = chunks
+    layers = None if found.model is None else num_layers(found.model)
+    if layers is not None:
+        dealt = dealt_layers(layers, chunks * degree_of(found, "pipeline_parallel"))
+        found.fields["layers_per_stage"] = dealt
 
 
 def _virtual_stages(keys: Keys, found: Found, *, each: int | None, rounded: str | None) -> int:

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from memplan.dtypes import DType
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, Tensor
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.graph.fp8 import code_bytes
-from memplan.graph.megatron.context import MegatronContext
+from memplan.graph.modules.fused.megatron import FRESH, apply, weight_gradient
+from memplan.graph.modules.handles import Handle, empty
+from memplan.graph.modules.run import Run
 from memplan.training.choices_of_kernels.fp8 import (
     FP8_RECIPES,
     SIZE_MULTIPLE,
@@ -31,55 +32,54 @@ from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Send, Se
 from memplan.units import round_up
 
 
-def narrow_formats(c: MegatronContext) -> Fp8Formats | None:
+def narrow_formats(run: Run) -> Fp8Formats | None:
     """The recipe of TransformerEngine's products; None where they are of 16 bits."""
-    recipe = c.tape.options.fp8
+    recipe = run.options.fp8
     return None if recipe is Fp8Recipe.NONE else FP8_RECIPES[recipe]
 
 
 class Narrow:
     """One product in 8 bits of a rank's part of a weight."""
 
-    def __init__(self, c: MegatronContext, formats: Fp8Formats, weight: Parameter) -> None:
-        self.c = c
-        self.formats = formats
-        experts = 1 if weight.experts is None else weight.experts.num_experts
-        self.columns, self.width = weight.shape[0] // experts, weight.shape[1]
-        _check_sizes(weight, self.columns, self.width)
-        self.both = formats.by_direction or c.tape.options.fp8_transposes
+    def __init__(self, formats: Fp8Formats, weight: Handle) -> None:
+        self.run, self.formats, record = weight.run, formats, weight.record
+        assert isinstance(record, Parameter)
+        self.columns, self.width = weight.shape[-2:]
+        _check_sizes(record, self.columns, self.width)
+        self.both = formats.by_direction or self.run.options.fp8_transposes
         """A copy by row and one by column are two."""
         self.copies = (False, True) if self.both else (False,)
-        weight.codes_bytes = experts * sum(
-            code_bytes(formats, self.columns, self.width, by_column=each, is_weight=True)
-            for each in self.copies
+        sizes = (
+            self._codes(self.columns, self.width, each, is_weight=True) for each in self.copies
         )
+        record.codes_bytes = record.shape[0] // self.columns * sum(sizes)
 
-    def kept(self, rows: int, *, again: bool = False) -> Tensor:
+    def _codes(self, rows: int, width: int, by_column: bool, *, is_weight: bool = False) -> int:
+        return code_bytes(self.formats, rows, width, by_column=by_column, is_weight=is_weight)
+
+    def kept(self, rows: int, *, again: bool = False) -> Handle:
         """The input's codes as backward reads them; ``again``: they are gathered once more there."""
         by_column = self.both and (self.formats.by_direction or not again)
-        size = code_bytes(self.formats, rows, self.width, by_column=by_column)
-        return self.c.tape.tensor(size, DType.FP8)
+        return empty(self.run, (self._codes(rows, self.width, by_column),), DType.FP8)
 
     def quantized(self, rows: int, *, again: bool = False) -> list[int]:
         """Codes that forward alone reads, beside those that are kept."""
         is_apart = self.both and (self.formats.by_direction or not again)
-        return self._blocks([code_bytes(self.formats, rows, self.width)] * is_apart)
+        return self._blocks([self._codes(rows, self.width, by_column=False)] * is_apart)
 
     def gathered(self, rows: int) -> list[int]:
         """The input's codes of all ranks' tokens."""
-        return self._blocks([code_bytes(self.formats, rows, self.width)])
+        return self._blocks([self._codes(rows, self.width, by_column=False)])
 
     def gathered_back(self, rows: int) -> list[int]:
         """The same in backward, which cards before compute capability 10 turn."""
         by_direction = self.formats.by_direction
-        size = code_bytes(self.formats, rows, self.width, by_column=by_direction)
+        size = self._codes(rows, self.width, by_direction)
         return self._blocks([size] * (1 + (self.both and not by_direction)))
 
     def gradient(self, rows: int) -> list[int]:
         """The result's gradient, quantized both ways."""
-        return self._blocks(
-            [code_bytes(self.formats, rows, self.columns, by_column=each) for each in self.copies]
-        )
+        return self._blocks([self._codes(rows, self.columns, each) for each in self.copies])
 
     @staticmethod
     def _blocks(sizes: Sequence[int]) -> list[int]:
@@ -97,46 +97,42 @@ def _check_sizes(weight: Parameter, *sizes: int) -> None:
 
 
 def narrow_product(
-    c: MegatronContext,
     formats: Fp8Formats,
-    x: Tensor,
-    weight: Parameter,
-    numel: int,
+    x: Handle,
+    weight: Handle,
+    length: int,
     *,
-    flops: int,
-    rows: int,
     forward: Sequence[int] = (),
     backward: Sequence[int] = (),
     sends: Sends = NO_SENDS,
     is_gathered: bool = False,
-    gradient_rows: int | None = None,
-) -> Tensor:
-    """A product that keeps its input's codes; ``rows``: of what this rank quantizes, ``gradient_rows`` of the result's gradient.
+) -> Handle:
+    """A product of so many tokens that keeps its input's codes, or those of its share of them.
 
     ``forward`` and ``backward`` are blocks of 16 bits that come behind the codes.
     """
-    t = c.tape
-    narrow = Narrow(c, formats, weight)
-    kept = narrow.kept(rows, again=is_gathered)
-    out = t.tensor(numel, c.dtype)
-    came = narrow.gathered(c.tokens) if is_gathered else []
-    back = narrow.gathered_back(c.tokens) if is_gathered else []
-    first = (*narrow.quantized(rows, again=is_gathered), *came, *forward)
-    codes = narrow.gradient(rows if gradient_rows is None else gradient_rows)
-    t.record(
-        OperationKind.LINEAR, (x, weight), (kept, out), saves=(kept, weight),
-        gradients=(Gradient.FRESH, c.weight_gradient),
-        forward_scratch_bytes=(*first, RESULT) if first else (),
-        backward_scratch_bytes=(*codes, *back, *backward, RESULT),
-        flops=flops, in_python=True, sends=narrow_sends(c, formats, sends),
+    narrow, run = Narrow(formats, weight), x.run
+    own = x.numel // narrow.width
+    kept = narrow.kept(own, again=is_gathered)
+    made = empty(run, (length, *x.shape[1:-1], narrow.columns), run.compute)
+    rows = max(own, made.numel // narrow.columns)
+    came, back = (
+        ([], []) if not is_gathered else (narrow.gathered(rows), narrow.gathered_back(rows))
+    )
+    apply(
+        OperationKind.LINEAR, [x, weight], [kept, made], [kept, weight],
+        (FRESH, weight_gradient(run)),
+        forward=[*narrow.quantized(own, again=is_gathered), *came, *forward],
+        backward=[*narrow.gradient(rows), *back, *backward],
+        flops=2 * rows * narrow.width * narrow.columns, sends=narrow_sends(run, formats, sends),
     )  # fmt: skip
-    return out
+    return made
 
 
-def narrow_sends(c: MegatronContext, formats: Fp8Formats, sends: Sends) -> Sends:
+def narrow_sends(run: Run, formats: Fp8Formats, sends: Sends) -> Sends:
     """The same with what is gathered in codes and their scales; sums stay in 16 bits."""
     of = 1024 * formats.code_bits  # a row that every block divides
-    narrow = code_bytes(formats, 128, of) / (128 * of * c.dtype.num_bytes)
+    narrow = code_bytes(formats, 128, of) / (128 * of * run.compute.num_bytes)
 
     def told(each: Send) -> Send:
         if each.kind is not ExchangeKind.ALL_GATHER:
