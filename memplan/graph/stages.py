@@ -176,11 +176,3 @@ def _copied(t: Tape, received: Tensor) -> Tensor:
     return x
 
 
-def hand_on(t: Tape) -> None:
-    """Let go of what the layers shared: the last of them has returned."""
-    kept = {leaf.storage for leaf in t.leaves}
-    for segment in t.segments:
-        for operation in segment.operations:
-            for tensor in operation.outputs:
-                if tensor.storage.held and tensor.storage not in kept:
-                    t.release(tensor)
