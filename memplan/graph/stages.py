@@ -174,5 +174,3 @@ def _copied(t: Tape, received: Tensor) -> Tensor:
     t.record(OperationKind.CLONE, (received,), (x,), gradients=(Gradient.ALIAS,))
     t.cache(x)
     return x
-
-
