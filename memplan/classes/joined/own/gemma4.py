@@ -7,7 +7,7 @@ where samples have pictures alone.
 from math import isqrt
 from typing import ClassVar
 
-from memplan.classes.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
+from memplan.classes.beside_towers.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
 from memplan.classes.joined.base import CollectedModel
 from memplan.classes.joined.omni import Idle, listed
 from memplan.classes.joined.packed import AxialRotaryEmbedding
@@ -156,7 +156,7 @@ class Gemma4VisionPatchEmbedder(Module):
         pixel_values = pixel_values.to(self.run.compute)
         hidden_states = self.input_proj(pixel_values)
         position_embeddings = self.positions(*hidden_states.shape)
-        return hidden_states + position_embeddings  # type: ignore[no-any-return]
+        return hidden_states + position_embeddings
 
     def positions(self, batch: int, length: int, size: int) -> Handle:
         """Two look-ups in halves of one weight, zeros where there is padding."""
@@ -310,11 +310,9 @@ def audio_layer(config: ConfigReader, size: int) -> Idle:
         )  # fmt: skip
 
     attention = Idle(
-        **{
-            name: Linear(size, size)
-            for name in ("relative_k_proj", "q_proj", "k_proj", "v_proj", "post")
-        }
-    )
+        relative_k_proj=Linear(size, size), q_proj=Linear(size, size), k_proj=Linear(size, size),
+        v_proj=Linear(size, size), post=Linear(size, size),
+    )  # fmt: skip
     attention.per_dim_scale = Weight(head_dim)
     return Idle(
         feed_forward1=network(), feed_forward2=network(), self_attn=attention,
@@ -323,7 +321,8 @@ def audio_layer(config: ConfigReader, size: int) -> Idle:
             depthwise_conv1d=Conv1d(size, size, kernel, groups=size, bias=False),
             pre_layer_norm=Gemma4RMSNorm(size), conv_norm=Gemma4RMSNorm(size),
         ),
-        **{f"norm_{place}": Gemma4RMSNorm(size) for place in ("pre_attn", "post_attn", "out")},
+        norm_pre_attn=Gemma4RMSNorm(size), norm_post_attn=Gemma4RMSNorm(size),
+        norm_out=Gemma4RMSNorm(size),
     )  # fmt: skip
 
 
@@ -337,15 +336,14 @@ def audio_tower(config: ConfigReader) -> Idle:
         error = config.fail("subsampling_conv_channels", f"expected two, got {len(channels)}")
         raise error
     first, second = channels
+
+    def reduced(before: int, after: int) -> Idle:
+        return Idle(conv=Conv2d(before, after, CUBE, bias=False), norm=LayerNorm(after, bias=False))
+
     stem = Idle(
-        **{
-            f"layer{number}": Idle(
-                conv=Conv2d(before, after, CUBE, bias=False), norm=LayerNorm(after, bias=False)
-            )
-            for number, (before, after) in enumerate(((1, first), (first, second)))
-        },
+        layer0=reduced(1, first), layer1=reduced(first, second),
         input_proj_linear=Linear(first // 4 * second, size),
-    )
+    )  # fmt: skip
     count = config.layers("num_hidden_layers")
     return Idle(
         "audio_tower", subsample_conv_projection=stem,
@@ -363,16 +361,16 @@ class Gemma4Model(CollectedModel):
 
     def __init__(self, config: ConfigReader) -> None:
         outputs = self.text_width(config)
-        if config.has("vision_config"):
-            tower = self.add_tower(config)
+        tower = self.add_tower(config) if config.has("vision_config") else None
         self.add_text(config)
         self.words.window_blocks = self.part.reader.raw("use_bidirectional_attention") == "vision"
-        if config.has("audio_config"):
-            audio = read_part(config, PartSpec(key="audio_config")).reader
+        hears = config.has("audio_config")
+        audio = read_part(config, PartSpec(key="audio_config")).reader if hears else None
+        if audio is not None:
             self.audio_tower = audio_tower(audio)
-        if config.has("vision_config"):
+        if tower is not None:
             self.embed_vision = Gemma4MultimodalEmbedder(tower.width, outputs)
-        if config.has("audio_config"):
+        if audio is not None:
             inputs = audio.integer("output_proj_dims", "hidden_size")
             self.embed_audio = Idle(
                 "audio_tower_projector", embedding_projection=Linear(inputs, outputs)
