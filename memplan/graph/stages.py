@@ -33,7 +33,11 @@ def check_stages(model: ModelSpec, runtime: PipelineRuntime = PipelineRuntime.TO
     stack = model.stacks[0]
     spec = stack.embedding
     crossed = model.join is not None and model.join.joining is Joining.CROSSED
-    if stack.projected_out or crossed or (model.has_towers and runtime is not PipelineRuntime.TORCH):
+    if (
+        stack.projected_out
+        or crossed
+        or (model.has_towers and runtime is not PipelineRuntime.TORCH)
+    ):
         _refuse(model, "it has parts beside a decoder's layers")
     if stack.several_streams:
         _refuse(model, "its residual stream is several")
