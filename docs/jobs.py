@@ -196,7 +196,8 @@ JOBS = (
             "accelerate's YAML and `TrainingArguments` go the same way: `--accelerate-config`, `--training-args`.",
             (
                 "A stack's own file is taken whole with `--setup`: axolotl, TRL, LLaMA-Factory, torchtune, torchtitan, "
-                "and [others](stack-keys.md)."
+                "and [others](stack-keys.md). A model named beside it goes before the file's own: `memplan estimate deepseek-v3 "
+                "--setup script.sh`."
             ),
         ),
     ),

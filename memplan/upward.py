@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any, Protocol
 
 PROVIDERS = {
-    "module_names": ("memplan.sources.about_models.module_names", "module_names"),
     "class_facts": ("memplan.classes.reading", "read_class"),
     "advice_text": ("memplan.options.python", "advice_in_python"),
     "data_frame": ("memplan.report.rows.documents", "data_frame"),

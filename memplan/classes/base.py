@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module
-from memplan.graph.stacks import counted_parts
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.spec import ModelSpec
@@ -73,13 +72,10 @@ class Base(Module):
         """What of a config its sizes stand in."""
         return config
 
-    beside: ModelSpec | None = None
-    """The model whose towers' results are written over the embeddings; None: there are none."""
-
     def joined(self, embeds: Handle) -> tuple[Handle, ...]:
         """The embeddings, with what towers give in the place of the tokens that stand for it, and what the
         first layers are given beside it."""
-        return joined(embeds, self.beside) if self.joiner is None else self.joiner(embeds)
+        return (embeds,) if self.joiner is None else self.joiner(embeds)
 
     joiner: Joiner = None
     """What does so; None: it is a model by itself."""
@@ -125,15 +121,3 @@ def without_towers(model: Module) -> Iterator[tuple[str, Module]]:
             yield from each.text_part.modules()
         else:
             yield from without_towers(each)
-
-
-def joined(embeds: Handle, model: ModelSpec | None) -> tuple[Handle, ...]:
-    """The embeddings as ``Base.joined`` gives them, of the model beside it."""
-    if model is None or model.join is None:
-        return (embeds,)
-    from memplan.graph.towers.joining import joined_embeddings  # only for towers
-
-    run = embeds.run
-    made = joined_embeddings(run, model, counted_parts(model), embeds.record, model.join)
-    made.storage.held = False  # names hold it
-    return (Handle(run, made, embeds.shape),)

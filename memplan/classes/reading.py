@@ -41,18 +41,12 @@ def facts_of(base: Base, reader: ConfigReader, request: ReadRequest) -> ModelSpe
         from memplan.classes.denoising.facts import read_denoiser
 
         return read_denoiser(base, reader, request)
-    from memplan.classes.pictures.base import PictureModel  # only for those
+    from memplan.classes.sensed.base import SensedModel  # only for those
 
-    if isinstance(base, PictureModel):
-        from memplan.classes.pictures.facts import read_pictures
+    if isinstance(base, SensedModel):
+        from memplan.classes.sensed.facts import read_sensed
 
-        return read_pictures(base, reader, request)
-    from memplan.classes.sounds.base import SoundModel  # only for those
-
-    if isinstance(base, SoundModel):
-        from memplan.classes.sounds.facts import read_sounds
-
-        return read_sounds(base, reader, request)
+        return read_sensed(base, reader, request)
     from memplan.classes.encoders.base import Encoder  # only for encoders
     from memplan.classes.encoders.facts import read_encoder
 

@@ -18,13 +18,12 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Site, become
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.stages import receive
-from memplan.graph.stacks import WHOLE_MODEL, counted_parts
+from memplan.graph.stacks import WHOLE_MODEL
 from memplan.model.config import ConfigReader
 from memplan.model.heads import WHOLE_SEQUENCES
 from memplan.model.heads import Task as ModelTask
 from memplan.model.layers import LayerSpec, StackSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices_of_kernels.kernels import AttentionKernel, Kernels, is_replacing
 from memplan.training.splitting.parallelism import StagePlace
 
@@ -53,11 +52,11 @@ def _recorded(model: ModelSpec, options: TapeOptions) -> Run:
     built.site.run = run
     run.layers = {stack.name: _layers_of(stack) for stack in model.stacks}
     run.order = {weight: place for place, weight in enumerate(built.ordered)}
-    _record_apart(run, built, model)
+    built.base.declare_unseen()
     if model.stacks:
         run.inputs += input_blocks(run, model)
     _run(run, built, model)
-    run.declared = model.declared if model.tables else declared_order(run, built)
+    run.declared = declared_order(run, built)
     run.close()
     del built.site.run  # or the class would hold the tape
     return run
@@ -84,7 +83,6 @@ def _attached(
         from memplan.classes.replaced import replace_classes  # only for others' kernels
 
         replace_classes(built, kernels, spread=spread)
-    built.base.beside = model if model.tables and not _is_apart(model) else None
     if blueprint.layers is not None:
         lists = (each for _, each in text_of(built).modules() if isinstance(each, LayerList))
         for layers, numbers in zip(lists, blueprint.layers, strict=False):
@@ -97,27 +95,6 @@ def _attached(
     built.attach(Site())
     built.ordered = tuple(built.named_parameters())
     return built
-
-
-def _is_apart(model: ModelSpec) -> bool:
-    """Whether the text sees nothing of the parts beside it."""
-    return model.join is None or model.join.joining is Joining.UNSEEN
-
-
-def _record_apart(run: Run, built: Task, model: ModelSpec) -> None:
-    """Parts that are counted, or run, before the text model."""
-    built.base.declare_unseen()
-    if not model.tables or not _is_apart(model):
-        return
-    parts, tied = counted_parts(model), model.head.tied
-    if model.join is None:
-        from memplan.graph.counted import record_tables  # only for parts without a flow
-
-        record_tables(run, parts, tied=tied)
-        return
-    from memplan.graph.towers.flow import record_flow  # only for towers
-
-    record_flow(run, parts, tied=tied)
 
 
 def build(config: ConfigReader, model: ModelSpec) -> Task:

@@ -23,8 +23,8 @@ from memplan.memory.engine_options import frozen_format
 from memplan.memory.passes import Height
 from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.replaying.ledger import Part
+from memplan.model.joining import Joining
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices import Offload, Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import LossKernel

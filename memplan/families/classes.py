@@ -1,53 +1,12 @@
-"""Types that are counted whole and whose classes are named after other tasks than a text's."""
-
-from collections.abc import Callable, Mapping
+"""Types whose classes are named after other tasks than a text's."""
 
 from memplan.errors import ConfigError
-from memplan.families.counted import counted_model
-from memplan.families.request import ReadRequest, task_named
+from memplan.families.request import task_named
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
-from memplan.model.spec import ModelSpec, Task
+from memplan.model.spec import Task
 
 BARE = "Model"
 """The ending of a class that only makes hidden states."""
-
-DeclareClass = Callable[[ParameterTable, str], None]
-"""Declares everything that the class with an ending owns."""
-
-
-def whole_model(
-    reader: ConfigReader,
-    request: ReadRequest,
-    endings: tuple[str, ...],
-    declare: DeclareClass,
-    *,
-    hidden_size: int,
-    context_length: int,
-    vocab_size: int = 0,
-    tied: bool = False,
-) -> ModelSpec:
-    """A model of tables: those of the class that is meant, and those of ``AutoModel``'s.
-
-    ``endings`` are those of the classes that the type has, the usual one first; ``context_length``
-    counts what the layers see of one sample: patches, or positions.
-    """
-    ending = chosen_ending(reader, request.model_type, request.task, endings)
-
-    def declare_task(table: ParameterTable, task: Task) -> None:
-        declare(table, BARE if task is Task.BASE else ending)
-
-    return counted_model(
-        reader, request, declare_task,
-        task=_task(ending, request), vocab_size=vocab_size, hidden_size=hidden_size,
-        context_length=context_length, tied=tied,
-    )  # fmt: skip
-
-
-def _task(ending: str, request: ReadRequest) -> Task:
-    if ending == BARE:
-        return Task.BASE
-    return task_named(ending, request.model_type) or Task.OTHER
 
 
 def chosen_ending(
@@ -77,12 +36,3 @@ def chosen_ending(
         f"those known end in {', '.join(endings)}"
     )
     raise ConfigError(msg)
-
-
-def dispatch(
-    readers: Mapping[str, Callable[[ConfigReader, ReadRequest], ModelSpec]],
-    reader: ConfigReader,
-    request: ReadRequest,
-) -> ModelSpec:
-    """Let the function for the model type read the config."""
-    return readers[request.model_type](reader, request)

@@ -9,7 +9,6 @@ from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.overlay import adapter_module
 from memplan.graph.core.tape import Tape
-from memplan.model.parameters import ModelPart
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices_of_kernels.kernels import WHOLE
@@ -79,8 +78,6 @@ def record_model(model: ModelSpec, options: TapeOptions) -> Tape:
         check_tiled(model, tape)
     if options.adaptation is not None:
         _check_adapted(model, tape, options.adaptation)
-    if model.blueprint is None:
-        tape.declared = model.declared
     if model.transposed_linear:
         _mark_transposed(tape)
     if options.compile is not Compilation.NONE:
@@ -125,7 +122,7 @@ def trained_alone(model: ModelSpec, patterns: tuple[str, ...]) -> "TrainedAlone"
     from memplan.graph.core.trained_alone import matching
     from memplan.graph.module_names import named_parameters
 
-    return matching(patterns, named_parameters(model, record_model(model, TapeOptions())))
+    return matching(patterns, named_parameters(record_model(model, TapeOptions())))
 
 
 def absent_targets(model: ModelSpec, adapter: "Adapter", dtype: DType) -> tuple[str, ...]:
@@ -155,7 +152,7 @@ def _check_adapted(model: ModelSpec, tape: Tape, overlay: "Overlay") -> None:
 
 def _check_frozen(model: ModelSpec, freeze: FrozenParts) -> None:
     """Refuse layers and stacks to freeze that the model does not have."""
-    owned = {block.owner for block in model.tables} | {stack.name for stack in model.stacks}
+    owned = {stack.name for stack in model.stacks}
     sensed = model.picture or model.sound
     if sensed is not None:
         owned |= set(sensed.stacks)
@@ -211,10 +208,9 @@ def _depth(model: ModelSpec) -> int:
     """Layers of the deepest stack; of a model without stacks, of its deepest tower."""
     if model.stacks:
         return max(stack.num_layers for stack in model.stacks)
-    towers = [block.count for block in model.tables if block.part is ModelPart.LAYERS]
     if model.denoiser is not None or model.picture is not None or model.sound is not None:
         return model.num_layers
-    return 0 if model.activations_left_out else max(towers, default=0)
+    return 0
 
 
 def _check_checkpointed(model: ModelSpec, layers: float | CheckpointedLayers) -> None:
@@ -233,16 +229,13 @@ def _record(model: ModelSpec, options: TapeOptions) -> Tape:
     _check_frozen(model, options.freeze)
     _check_media(model, options)
     if not options.images_per_sample and model.join is not None:
-        from memplan.graph.towers.joining import shown_nothing  # only for text alone
+        from memplan.graph.towers.joining import check_shown_nothing  # only for text alone
 
-        model = shown_nothing(model)
+        check_shown_nothing(model)
     _check_checkpointed(model, options.checkpointed_layers)
     if options.checkpointed_layers and not model.recomputes:
         msg = f"{model.source}: the class of {model.family} cannot checkpoint its activations"
         raise SetupError(msg)
-    if model.blueprint is not None:
-        recorded: Tape = model.blueprint.record(model, options)
-        return recorded
-    from memplan.graph.written.single_stack import record_single_stack  # not for classes
-
-    return record_single_stack(model, options)
+    assert model.blueprint is not None
+    recorded: Tape = model.blueprint.record(model, options)
+    return recorded

@@ -1,8 +1,7 @@
 """The modules of a model by the names of transformers' class, with the place each has on the tape."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
-from typing import Any
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import OperationKind
@@ -54,17 +53,12 @@ class NamedModule:
 
 def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     """Every module of a model that owns weights, in the order of its tape."""
-    names = _names_of(model, tape)
     # Other tasks' classes (CTC) do not say which matrix it is.
     has_output = model.task is not Task.OTHER
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
         kinds = _kinds(segment, is_class=model.blueprint is not None)
-        for each in names.get("other", ()):
-            name, _, module = each.partition(" ")
-            if name == segment.name and module in kinds:
-                kinds[module] = ModuleKind.OTHER
         # A traced module and a class say by their weights which of their layers is the last.
         by_weights = model.traced is not None or (model.blueprint is not None and has_output)
         outputs = {
@@ -79,7 +73,7 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
         for repetition in range(first, first + segment.num_copies):
             found += [
                 NamedModule(
-                    full_name(names.get(segment.name), segment, module, repetition), segment.name,
+                    full_name(tape.beginnings.get(segment.name), segment, module, repetition), segment.name,
                     repetition, module, kind,
                     module in outputs
                     or (has_output and segment.part is ModelPart.HEAD and kind is not ModuleKind.OTHER
@@ -91,19 +85,11 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     return tuple(found)
 
 
-def _names_of(model: ModelSpec, tape: Tape) -> Mapping[str, Any]:
-    """What the class calls its modules: as it says itself, where the model is written as one."""
-    if model.blueprint is None or model.tables:
-        return model.module_names
-    return {name: {"at": beginning} for name, beginning in tape.beginnings.items()}
-
-
 def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     """Every matrix, and stack of matrices, that belongs to no embedding.
 
     Its name is the parameter's, and on the tape its key among ranks.
     """
-    names = _names_of(model, tape)
     found: list[NamedModule] = []
     begun: dict[str, int] = {}
     for segment in tape.segments:
@@ -118,7 +104,9 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
         for repetition in range(first, first + segment.num_copies):
             for each in weights:
                 short = each.name.removeprefix(f"{each.module}.")
-                module = full_name(names.get(segment.name), segment, each.module, repetition)
+                module = full_name(
+                    tape.beginnings.get(segment.name), segment, each.module, repetition
+                )
                 found.append(
                     NamedModule(
                         f"{module}.{short}", segment.name, repetition,
@@ -128,9 +116,8 @@ def named_weights(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
     return tuple(found)
 
 
-def named_parameters(model: ModelSpec, tape: Tape) -> Iterator[tuple[str, str, int, str]]:
+def named_parameters(tape: Tape) -> Iterator[tuple[str, str, int, str]]:
     """Every parameter's name as ``named_parameters()`` has it, its segment, which repetition, and its name on the tape."""
-    names = _names_of(model, tape)
     begun: dict[str, int] = {}
     for segment in tape.segments:
         first = begun.get(segment.name, 0)
@@ -138,7 +125,9 @@ def named_parameters(model: ModelSpec, tape: Tape) -> Iterator[tuple[str, str, i
         for repetition in range(first, first + segment.num_copies):
             for each in segment.parameters:
                 short = each.name.removeprefix(f"{each.module}.")
-                module = full_name(names.get(segment.name), segment, each.module, repetition)
+                module = full_name(
+                    tape.beginnings.get(segment.name), segment, each.module, repetition
+                )
                 name = f"{module}.{short}".replace("..", ".").removeprefix(".")
                 yield name, segment.name, repetition, each.name
 
@@ -165,29 +154,17 @@ def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:
     return kinds
 
 
-def full_name(
-    names: Mapping[str, str] | None, segment: Segment, module: str, repetition: int
-) -> str:
-    """A module's name in transformers' class; Llama's where nothing else is known.
+def full_name(beginning: str | None, segment: Segment, module: str, repetition: int) -> str:
+    """A module's name in transformers' class, whose ``beginning`` has ``{}`` for a layer's number; Llama's where
+    nothing is known.
 
     >>> segment = Segment("decoder.layers", 1, repeat=2, checkpointed=False, part=ModelPart.LAYERS)
     >>> full_name(None, segment, "self_attn.q_proj", 1)
     'model.layers.1.self_attn.q_proj'
     """
-    if names is None:
+    if beginning is None:
         beginning = _BEGINNINGS.get(segment.part, "model.")
-        own = module
-    else:
-        beginning = names["at"]
-        own = names.get(module, module)
-        if f"{module}+gate" in names and _has_gate(segment, module):
-            own = names[f"{module}+gate"]
-    return f"{beginning.format(repetition)}{own}"
+    return f"{beginning.format(repetition)}{module}"
 
 
 _BEGINNINGS = {ModelPart.HEAD: "", ModelPart.LAYERS: "model.layers.{}."}
-
-
-def _has_gate(segment: Segment, module: str) -> bool:
-    gate = f"{module.rpartition('.')[0]}.gate_proj"
-    return any(each.module == gate for each in segment.parameters)

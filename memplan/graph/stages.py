@@ -7,15 +7,10 @@ from collections.abc import Sequence
 
 from memplan.errors import SetupError
 from memplan.fast_dataclass import replace
-from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Storage, Tensor
+from memplan.model.joining import Joining
 from memplan.model.layers import LayerRun, LayerSpec
-from memplan.model.parameters import ModelPart
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.compared.joining import Joining
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.splitting.parallelism import PipelineRuntime, StagePlace
 
@@ -80,7 +75,7 @@ def stage_model(model: ModelSpec, layers: range, place: StagePlace) -> ModelSpec
     cut = replace(stack, runs=_runs_within(stack.runs, layers))
     blueprint = None if model.blueprint is None else model.blueprint.with_layers(layers)
     if not place.is_first:  # what sees and hears goes with the embedding
-        model = replace(model, tables=(), base_tables=None, join=None)
+        model = replace(model, join=None)
     return replace(model, stacks=(cut,), head=head, blueprint=blueprint)
 
 
@@ -142,45 +137,3 @@ def _checkpointed_within(
     if not inside:
         return 0.0
     return 1.0 if inside == ((0, len(layers) - 1),) else CheckpointedLayers(inside)
-
-
-def receive(t: Tape, model: ModelSpec, place: StagePlace) -> tuple[Tensor, Parameter]:
-    """What the stage before sends: a leaf that wants a gradient (``_retrieve_recv_activations``).
-
-    Where the runtime has a buffer for it that stays, it takes nothing of its own. The table that comes
-    with it is none of the stage's: the head looks at its width.
-    """
-    t.begin("received", part=ModelPart.OTHER)
-    numel = t.options.batch_size * t.options.seq_len * model.hidden_size
-    group = t.options.tensor_parallel
-    if group is not None and group.sequence:
-        numel //= group.degree
-    if place.runtime.reads_buffers:
-        x = Tensor(numel, t.compute, Storage(0, -1, 0))
-    else:
-        x = t.tensor(numel, t.compute)
-        t.record(OperationKind.RECEIVE, (), (x,))
-    t.leaf(x)
-    if place.runtime.copies_inputs:
-        x = _copied(t, x)
-    width = model.stacks[0].embedding.embedding_size if model.stacks[0].embedding else 0
-    shape = model.vocab_size, width or model.hidden_size
-    return x, Parameter("embed_tokens.weight", shape, t.compute, module="", trainable=False)
-
-
-def _copied(t: Tape, received: Tensor) -> Tensor:
-    """A copy that the caller holds until its layers have run (``_exec_forward_pass``)."""
-    x = t.tensor(received.numel, received.dtype)
-    t.record(OperationKind.CLONE, (received,), (x,), gradients=(Gradient.ALIAS,))
-    t.cache(x)
-    return x
-
-
-def hand_on(t: Tape) -> None:
-    """Let go of what the layers shared: the last of them has returned."""
-    kept = {leaf.storage for leaf in t.leaves}
-    for segment in t.segments:
-        for operation in segment.operations:
-            for tensor in operation.outputs:
-                if tensor.storage.held and tensor.storage not in kept:
-                    t.release(tensor)

@@ -17,6 +17,8 @@ class SoundSpec:
     """Samples or frames a second; 0: clips are of this length whatever they hold."""
     is_framed: bool = False
     """Frames come one after another, and not the numbers of all frames in turn."""
+    casts: bool = False
+    """The class casts them itself, so that they come in fp32."""
     num_layers: int = 0
     """Of all its lists."""
     stacks: tuple[str, ...] = ()

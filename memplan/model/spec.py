@@ -20,16 +20,15 @@ from memplan.model.heads import Task
 from memplan.upward import Displayed, provided
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from memplan.model.config import ConfigReader
     from memplan.model.denoisers import DenoiserSpec
     from memplan.model.heads import HeadSpec
+    from memplan.model.joining import TowerJoin
     from memplan.model.layers import StackSpec
-    from memplan.model.parameters import ParameterBlock
     from memplan.model.pictures import PictureSpec
     from memplan.model.sounds import SoundSpec
-    from memplan.model.towers.compared.joining import TowerJoin
     from memplan.model.traced import TracedModule
 
 __all__ = ["ModelSpec", "Task", "Tying"]
@@ -87,8 +86,6 @@ class ModelSpec(Displayed, HashedOnce):
     """Its layers' matrices are in transformers' ``Conv1D`` modules, which are no ``torch.nn.Linear``."""
     recomputes: bool = True
     """The class can checkpoint its activations."""
-    declared: tuple[tuple[str, ...], ...] = ()
-    """The order in which its class declares its parameters (``Tape.declared``)."""
     eager_attention_only: bool = False
     """The class has no other attention than the one written out in Python."""
     layerdrop: tuple[tuple[str, float], ...] = ()
@@ -101,13 +98,8 @@ class ModelSpec(Displayed, HashedOnce):
     """The class makes a weight in fp32 whatever format it is built or loaded in, and then raises."""
     without_autocast: bool = False
     """The class raises under autocast."""
-    tables: tuple[ParameterBlock, ...] = ()
-    """Parts that are counted but not written down: towers, projectors, or, without any stack, the
-    whole model."""
-    base_tables: tuple[ParameterBlock, ...] | None = None
-    """The same parts of the model without a task's head, where its class differs in them."""
     join: TowerJoin | None = None
-    """Where the towers in ``tables`` meet the stack; None: they have no operations."""
+    """Where its towers meet the stack; None: it has none, or they have no operations."""
     activations_left_out: str = ""
     """What of the activations is not in the figures, in words; empty when all of them are."""
     traced: TracedModule | None = None
@@ -143,7 +135,7 @@ class ModelSpec(Displayed, HashedOnce):
     @property
     def has_towers(self) -> bool:
         """Whether something that sees, hears or speaks stands beside its stacks."""
-        return bool(self.tables) or self.join is not None
+        return self.join is not None
 
     @property
     def denoises(self) -> bool:
@@ -160,19 +152,6 @@ class ModelSpec(Displayed, HashedOnce):
         """
         count: int = provided("num_params", self)
         return count
-
-    @property
-    def module_names(self) -> Mapping[str, Any]:
-        """What transformers' class calls its modules, by the tape's segments (``sources.module_names``).
-
-        A type that is written as its class names its modules itself: of that, nothing is here.
-
-        >>> import memplan
-        >>> memplan.load_model({"model_type": "llava"}).module_names["vision_tower.embed"]["patch_embedding"]
-        'patch_conv'
-        """
-        names: Mapping[str, Any] = provided("module_names", self)
-        return names
 
     def __repr__(self) -> str:
         return (

@@ -159,7 +159,6 @@ def _read_with(
 ) -> ModelSpec:
     from memplan.classes.blueprint import blueprint_of
     from memplan.families import read_model
-    from memplan.sources.about_models.parameter_order import declared_order
 
     spec = read_model(
         found.config,
@@ -173,7 +172,6 @@ def _read_with(
     )
     return replace(
         spec,
-        declared=declared_order(spec.family),
         quantization=_own_quantization(found.config),
         blueprint=spec.blueprint or blueprint_of(spec, found.config, defaults.get(spec.family, {})),
     )

@@ -1,7 +1,7 @@
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import SegmentComponent
 from memplan.graph.model import record_model
-from memplan.model.parameters import ModelPart, ParameterTable
+from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
 
 
@@ -21,21 +21,3 @@ def test_a_layer_knows_what_it_writes_down() -> None:
     layers = [segment.layer for segment in segments if segment.is_layer]
     assert layers == [run.layer for run in model.stacks[0].runs]
     assert all(segment.layer is None for segment in segments if not segment.is_layer)
-
-
-def test_blocks_of_weights_are_parts_too() -> None:
-    table = ParameterTable()
-    for name in (
-        "vision_tower.layers",
-        "x_layers",
-        "decoder.embed",
-        "encoder.norm",
-        "head",
-        "memory",
-    ):
-        with table.block(name):
-            table.norm("norm", 8)
-    assert [(block.part, block.beside) for block in table.blocks()] == [
-        (ModelPart.LAYERS, "vision_tower"), (ModelPart.LAYERS, ""), (ModelPart.EMBEDDING, ""),
-        (ModelPart.NORM, ""), (ModelPart.HEAD, ""), (ModelPart.OTHER, ""),
-    ]  # fmt: skip

@@ -197,13 +197,16 @@ def test_what_stays_for_backward_is_the_accounts_activations(
 def test_an_empty_tensor_asks_for_nothing():
     """Parts of a model whose weights alone are counted leave a tensor of no bytes."""
     config = {
-        "model_type": "blip-2",
+        "model_type": "kosmos-2.5",
         "text_config": {
-            "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-            "vocab_size": 128, "max_position_embeddings": 64,
+            "embed_dim": 64, "ffn_dim": 128, "layers": 2, "attention_heads": 4, "vocab_size": 128,
+            "max_position_embeddings": 64,
         },
-        "vision_config": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+        "vision_config": {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "max_num_patches": 16,
+        },
+        "latent_query_num": 8,
     }  # fmt: skip
     setup = TrainingSetup(num_gpus=2, engine="fsdp", seq_len=64)
     answer = estimate(load_model(config), setup)

@@ -4,13 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from memplan import TrainingSetup, Verdict, estimate, load_gpu
+from memplan import TrainingSetup, Verdict, estimate, load_gpu, load_model
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.replaying.replay import Replayer, replay
 from memplan.memory.required import KeptRuns, PlayedRun
-from memplan.model.heads import HeadSpec
-from memplan.model.parameters import ParameterBlock, ParameterShape
-from memplan.model.spec import ModelSpec, Task
 from memplan.units import MIB
 
 
@@ -46,12 +43,8 @@ def test_cards_with_room_share_a_replay_and_others_do_not() -> None:
 
 
 def test_a_model_whose_operations_are_not_written_down_runs_as_its_states() -> None:
-    weights = ParameterBlock("encoder.layers", 2, (ParameterShape("dense", "weight", (512, 512)),))
-    model = ModelSpec(
-        name="counted", family="xlnet", task=Task.CAUSAL_LM, vocab_size=100, hidden_size=512,
-        context_length=64, stacks=(), head=HeadSpec(),
-        tables=(weights,), activations_left_out="activations of xlnet",
-    )  # fmt: skip
+    model = load_model({"model_type": "encodec"})
+    assert model.activations_left_out
     found = estimate(model, TrainingSetup(), gpu=load_gpu("h100"))
     assert found.verdict is Verdict.STATES_FIT
     assert found.required_bytes >= found.peak_bytes >= 8 * MIB

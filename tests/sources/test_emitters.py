@@ -13,6 +13,7 @@ from memplan.estimator import estimate
 from memplan.sources.accelerate_config import read_accelerate_config
 from memplan.sources.deepspeed_config import deepspeed_fields, read_deepspeed_config
 from memplan.sources.emitters import Emitted, Framework, emit
+from memplan.sources.emitters.deepspeed import config, config_for_own_optimizer
 from memplan.sources.models import load_model
 from memplan.sources.setup_file import read_setup_file
 from memplan.sources.training_arguments import read_training_arguments
@@ -397,3 +398,16 @@ def test_split_layers_are_written_or_refused() -> None:
     assert values["train_batch_size"] == 4
     with pytest.raises(SetupError, match="do not split layers"):
         emit(setup, Framework.TRAINING_ARGS)
+
+
+def test_an_optimizer_of_ones_own_needs_no_section() -> None:
+    """``deepspeed.initialize(optimizer=...)`` takes torch's, which no file can name."""
+    setup = TrainingSetup(
+        engine="deepspeed", zero_stage=2, num_gpus=2, optimizer="nadam", seq_len=64
+    )
+    with pytest.raises(SetupError, match="is not written for nadam"):
+        config(setup)
+    known = replace(setup, optimizer="sgd")
+    values = config(known)
+    assert values.pop("optimizer") == {"type": "SGD", "params": {}}
+    assert config_for_own_optimizer(known) == config_for_own_optimizer(setup) == values

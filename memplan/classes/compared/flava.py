@@ -6,9 +6,9 @@
 from typing import ClassVar
 
 from memplan.classes.compared.clip import patches_across
-from memplan.classes.counted import Parts
 from memplan.classes.encoders.tables import TableParts
 from memplan.classes.pictures.base import PictureModel, PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.graph.modules.basic import LayerNorm, Linear
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.layer_list import LayerList

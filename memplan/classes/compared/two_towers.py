@@ -117,7 +117,7 @@ class TwoTowers(PictureModel):
     visual_projection: Module
     text_projection: Module
     family: str
-    bare: ClassVar[type[PictureTask] | None] = Contrast
+    bare: ClassVar[type[PictureTask]] = Contrast
     endings: ClassVar[dict[str, type[PictureTask]]] = {
         "Model": Contrast, IMAGES: PatchesMean,
     }  # fmt: skip

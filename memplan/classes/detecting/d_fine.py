@@ -5,7 +5,6 @@
 
 from typing import ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.detecting.parts import (
     BOX,
     DETECTION,
@@ -20,6 +19,7 @@ from memplan.classes.detecting.parts import (
     multi_layer,
 )
 from memplan.classes.pictures.base import PICTURE, PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.families.towers.sizes import (
     MAX_PARTS,
     at_least_one,

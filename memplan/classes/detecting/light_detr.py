@@ -5,7 +5,6 @@
 
 from typing import ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.detecting.parts import (
     BOX,
     DETECTION,
@@ -21,6 +20,7 @@ from memplan.classes.detecting.parts import (
     perceptron,
 )
 from memplan.classes.pictures.base import PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.families.towers.sizes import few, pair, ratio
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.grids import Conv2d

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureModel, PictureStates, PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.families.nesting import PartSpec, read_part, unknown_part
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.grids import BatchNorm, Conv2d

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from memplan.classes.base import Base
-from memplan.classes.counted import declare_all
 from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
+from memplan.classes.sensed.counted import declare_all
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import activated

@@ -25,11 +25,11 @@ from memplan.graph.modules.run import Run
 from memplan.graph.towers.joining import MERGE
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
+from memplan.model.joining import Joining
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.compared.joining import Joining
 
 VISION = "vision_config"
 TOWER = "vision_tower"

@@ -3,10 +3,10 @@
 (transformers 5.23, modeling_*.py of models/granite_speech, models/granite_speech_plus and models/kosmos2_5)
 """
 
-from memplan.classes.counted import counted
 from memplan.classes.joined.base import JoinedModel, spare_segments
 from memplan.classes.joined.omni import Idle, linear, listed
 from memplan.classes.joined.queried import Blip2QFormerModel
+from memplan.classes.sensed.counted import counted
 from memplan.families.nesting import PartSpec, read_part
 from memplan.fast_dataclass import replace
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear, RMSNorm

@@ -8,8 +8,8 @@ from memplan.classes.joined.base import JoinedModel, base_task
 from memplan.families.request import ReadRequest, checkpoint_dtype
 from memplan.fast_dataclass import replace
 from memplan.model.config import ConfigReader
+from memplan.model.joining import TowerJoin
 from memplan.model.spec import ModelSpec
-from memplan.model.towers.compared.joining import TowerJoin
 
 FactsOf = Callable[[Base, ConfigReader, ReadRequest], ModelSpec]
 

@@ -27,9 +27,9 @@ from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
+from memplan.model.joining import Joining
 from memplan.model.networks import Activation
 from memplan.model.parameters import WeightRole
-from memplan.model.towers.compared.joining import Joining
 
 
 class Glm4vVisionAttention(VisionAttention):

@@ -63,7 +63,8 @@ class Ear(SoundStack):
     def clips(self, config: ConfigReader) -> SoundSpec:
         """Of 30 seconds, to which all are padded."""
         length = 2 * config.integer(self.rows_key)
-        return SoundSpec(channels=config.integer("num_mel_bins"), length=length)
+        bins = config.integer("num_mel_bins")
+        return SoundSpec(channels=bins, length=length, casts=self.casts)
 
 
 class VoxtralEncoder(Ear, WhisperEncoder):

@@ -24,8 +24,8 @@ from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
+from memplan.model.joining import Joining
 from memplan.model.parameters import ModelPart, WeightRole
-from memplan.model.towers.compared.joining import Joining
 from memplan.units import round_up
 
 TOKENS_MULTIPLE = 8

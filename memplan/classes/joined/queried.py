@@ -13,6 +13,7 @@ from memplan.classes.pictures.vit import two_linear
 from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec, read_part
 from memplan.families.towers.layers import tower_activation
+from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import (
@@ -43,6 +44,7 @@ from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 
 FORMER = "qformer"
+INSTRUCTED = "the whole text as the instruction that the Q-Former reads, too"
 
 
 class BlipVisionEmbeddings(Module):
@@ -322,7 +324,6 @@ class InstructBlipModel(JoinedModel):
     text = PartSpec(key="text_config", model_type="opt")
     sees, leads = "vision_model", "language_projection"
     former_class: ClassVar[type[QFormerModel]] = QFormerModel
-    says = "the whole text as the instruction that the Q-Former reads, too"
 
     def __init__(self, config: ConfigReader) -> None:
         tower = self.add_tower(config)
@@ -332,6 +333,7 @@ class InstructBlipModel(JoinedModel):
         self.qformer = self.former_class(former.reader, tower.width)
         self.language_projection = Linear(size, self.text_width(config), bias=True)
         self.add_text(config)
+        self.picture = replace(self.picture, meant=INSTRUCTED)
 
     def ties_head(self, config: ConfigReader, tied: bool) -> bool:
         """As the text's own config says."""

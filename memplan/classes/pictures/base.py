@@ -3,83 +3,43 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from memplan.classes.base import Base
-from memplan.classes.counted import declare_all
-from memplan.classes.heads import MakeBase, Task, finish
+from memplan.classes.sensed.base import SensedModel, SensedStates, SensedTask
 from memplan.dtypes import DType
-from memplan.families.classes import BARE, chosen_ending
+from memplan.fast_dataclass import replace
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList, numbered
-from memplan.graph.modules.module import Module, Site
+from memplan.graph.modules.module import Module
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.stacks import BASE_MODEL
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.state import from_batch, sensed
 from memplan.model.config import ConfigReader
-from memplan.model.heads import Task as TaskKind
 from memplan.model.parameters import ModelPart, owner_of
 from memplan.model.pictures import PictureSpec
-
-if TYPE_CHECKING:
-    from memplan.model.spec import ModelSpec
 
 IMAGES = "ForImageClassification"
 PICTURE = 224
 """What pictures are cut to, where a config does not say it [pixels]."""
 
 
-class PictureModel(Base):
+class PictureModel(SensedModel):
     """A base model that is given pictures."""
 
-    speaks = classifies = classifies_tokens = False
     picture: PictureSpec
     casts = False
     """It casts its pictures itself."""
-    width: int
-    """Of what it gives."""
     tower = ""
     """How the name of its first segment begins, where it has several towers or is one."""
     beside_text = False
     """It is the tower of a language model, each of whose samples has so many pictures."""
-    vocab = 0
-    """Rows of its token table, where it reads texts too."""
-    tied = False
-    """The output matrix of a class that scores its tokens is that table."""
-    context = 1
-    """What its layers see of one sample: patches; 1 where there is no sequence."""
-    eager_only = False
-    """Its attention is written out, whatever is asked for."""
-    recomputes = False
-    """The class can checkpoint its activations."""
-    endings: ClassVar[dict[str, "type[PictureTask]"]]
-    """The classes of its tasks by their endings, the usual one first."""
-    stands_alone = True
-    """It has a class without a task."""
-    bare: ClassVar["type[PictureTask] | None"] = None
-    """Its class without a task, where that has more than the base model."""
     frames = 0
     """Of each clip; 0: it takes pictures."""
     reads_pooled = True
     """Somebody reads the vector that it returns beside its hidden states."""
-
-    @classmethod
-    def named_task(cls, config: ConfigReader, model: "ModelSpec") -> "type[PictureTask]":
-        """That which ``architectures`` name or the task means."""
-        if model.task is TaskKind.BASE:
-            return cls.bare or PictureStates
-        return cls.endings[ending_of(cls, config, model.family, model.task)]
-
-    counted_as = ""
-    """Why nothing of that is known, where there is a reason."""
-
-    def left_out(self, ending: str) -> bool:  # noqa: ARG002
-        """Whether the operations of its class for a task are not written down."""
-        return False
 
     def sides(self) -> tuple[int, int]:
         """Patches of a picture down and across."""
@@ -109,6 +69,14 @@ class PictureModel(Base):
     def inputs(self) -> Handle:
         """What it is called with."""
         return self.pixels()
+
+    def senses(self, task: type[SensedTask]) -> dict[str, Any]:
+        """Pictures, and the step that is meant."""
+        return {"picture": replace(self.picture, meant=getattr(task, "meant", ""))}
+
+    def begin_first(self) -> None:
+        """The first segment begins: of the tower that is run first, where there are several."""
+        begin_tower(self, self.tower)
 
     def pooling(self, hidden_states: Handle) -> AbstractContextManager[object]:
         """What stands behind the layers begins: a vector, which leads nowhere where a task reads hidden states alone."""
@@ -142,7 +110,7 @@ def _frozen_parts(lists: list[LayerList]) -> Iterator[str]:
             yield owner
 
 
-class PictureTask(Task):
+class PictureTask(SensedTask):
     """A base model, and what the class with an ending makes of what it returns."""
 
     pooled = False
@@ -151,20 +119,14 @@ class PictureTask(Task):
     """The step that is meant where the class leaves it open, or has no loss of its own."""
     drops: ClassVar[tuple[str, ...]] = ()
     """Modules of the base model that it is made without."""
-    begins_head = True
-    """Its own segment begins as soon as the base model has returned."""
+    follows = -1
 
-    def __init__(self, config: ConfigReader, model: "ModelSpec", base: MakeBase) -> None:
-        super().__init__(config, model, base)
+    def prepare(self) -> None:
+        """Have the base model as the class makes it."""
         self.model.reads_pooled = self.pooled
         for name in self.drops:
             self.model.children.pop(name, None)
             self.model.weights.pop(name, None)
-        self.add_head(config)
-
-    def begin(self) -> None:
-        """The first segment begins: of the tower that is run first, where there are several."""
-        begin_tower(self, self.model.tower)
 
     @property
     def model(self) -> PictureModel:
@@ -173,41 +135,14 @@ class PictureTask(Task):
         assert isinstance(found, PictureModel)
         return found
 
-    def add_head(self, config: ConfigReader) -> None:
-        """Declare what the task adds."""
 
-    def forward(self, batch: int, length: int, received: Handle | None) -> None:
-        """Run the base model, the head and the loss."""
-        del batch, length, received
-        if self.is_counted or self.spec.activations_left_out:
-            finish(self, declare_all(self))
-            return
-        run = self.run
-        run.enter(BASE_MODEL)
-        outputs = self.base(self.model.inputs())
-        if self.begins_head and run.segment.part is not ModelPart.HEAD:
-            self.begin_head(outputs[-1])
-        run.leave(BASE_MODEL)
-        finish(self, self.loss_of(*outputs))
-
-    def loss_of(self, last_hidden_state: Handle, *others: Handle) -> Tensor:
-        """The loss of what the base model returned."""
-        raise NotImplementedError
-
-
-class PictureStates(PictureTask):
+class PictureStates(SensedStates, PictureTask):
     """The model without a task: what it gives is the last of what it returns."""
 
     pooled = True
 
-    def attach(self, site: Site, path: str = "", within: str = "") -> bool:
-        """There is nothing around it."""
-        super().attach(site, path, within)
-        return self.base.attach(site, path, within)
 
-    def loss_of(self, last_hidden_state: Handle, *others: Handle) -> Tensor:
-        """What a loss would be made of."""
-        return (last_hidden_state, *others)[-1].record
+PictureModel.bare = PictureStates
 
 
 class ImageClassification(PictureTask):
@@ -288,15 +223,3 @@ def begin_tower(module: Module, tower: str) -> None:
     """The first segment of a model begins, or of one of its towers."""
     name, frozen = f"{tower}.embed".lstrip("."), module.is_frozen(ModelPart.EMBEDDING, tower)
     module.run.start(name, None, part=ModelPart.EMBEDDING, frozen=frozen)
-
-
-def ending_of(
-    base: type[PictureModel], config: ConfigReader, family: str, task: TaskKind | None
-) -> str:
-    """How the class for a task is named.
-
-    Raises ``ConfigError`` for a task that the type has no class for.
-    """
-    usual, *others = base.endings
-    bare = (BARE,) if base.stands_alone else ()
-    return chosen_ending(config, family, task, tuple(dict.fromkeys((usual, *bare, *others))))

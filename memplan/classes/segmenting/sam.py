@@ -621,7 +621,7 @@ class SamModel(PictureModel):
     prefix = ""
     tower = "shared_image_embedding"
     recomputes = True
-    bare: ClassVar[type[PictureTask] | None] = Segmented
+    bare: ClassVar[type[PictureTask]] = Segmented
     endings: ClassVar[dict[str, type[PictureTask]]] = {"Model": Segmented}
     encoder_class: type[SamVisionEncoder] = SamVisionEncoder
     decoder_class: type[SamMaskDecoder] = SamMaskDecoder

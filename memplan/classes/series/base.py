@@ -5,8 +5,8 @@
 
 from typing import Any
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureModel, PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind as Kinds
 from memplan.graph.core.segments import Gradient

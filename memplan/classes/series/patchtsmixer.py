@@ -5,8 +5,8 @@
 
 from typing import Any, ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.series.base import (
     PREDICTION,
     PRETRAINING,

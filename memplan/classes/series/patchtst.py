@@ -5,9 +5,9 @@
 
 from typing import Any, ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureTask, begin
 from memplan.classes.pictures.parts import InOrder
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.series.base import (
     PREDICTION,
     PRETRAINING,

@@ -5,9 +5,9 @@
 
 from typing import Any, ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureModel, PictureStates, PictureTask
 from memplan.classes.pictures.parts import InOrder
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.sounds.base import begin
 from memplan.dtypes import DType
 from memplan.errors import SetupError

@@ -5,8 +5,8 @@
 
 from typing import ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.pictures.base import PictureModel, PictureTask
+from memplan.classes.sensed.counted import Parts
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight

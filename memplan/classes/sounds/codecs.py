@@ -6,8 +6,8 @@
 import math
 from typing import ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.llama import LayerKind, LlamaAttention
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.sounds.base import SoundModel, SoundStates, SoundTask
 from memplan.families.classes import BARE
 from memplan.families.towers.sizes import few

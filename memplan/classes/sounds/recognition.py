@@ -65,8 +65,8 @@ class Recognizer(SoundModel):
     ) -> None:
         """Say what it is given, and what it writes."""
         table = self.decoder.embed_tokens
-        self.vocab_size, self.width = table.weight.shape
-        self.is_tied = config.flag("tie_word_embeddings", default=True)
+        self.vocab, self.width = table.weight.shape
+        self.tied = config.flag("tie_word_embeddings", default=True)
         self.sound = self.described(channels, length, rate, stacks=("encoder", "decoder"), **how)
 
     @classmethod
@@ -77,12 +77,6 @@ class Recognizer(SoundModel):
         )
         named = {task_named(each, family) or Task.OTHER: each for each in cls.endings}
         return {**named, Task.BASE: BARE}[reject_task(config, request, *named, Task.BASE)]
-
-    @classmethod
-    def named_task(cls, config: ConfigReader, model: Any) -> type[SoundTask]:
-        """That of the task."""
-        ending = cls.ending(config, model.family, model.task)
-        return TranscriptStates if ending == BARE else cls.endings[ending]
 
     def context_length(self, config: ConfigReader) -> int:
         """Of the text."""
@@ -106,7 +100,7 @@ class Transcripts(SoundTask):
 
     def labels(self) -> Handle:
         """One sequence for each clip, of as many tokens as there are positions for."""
-        run, longest = self.run, self.listener.longest
+        run, longest = self.run, self.model.longest
         length = run.options.target_seq_len
         shape = run.options.batch_size, length if longest is None else min(length, longest)
         return Handle(run, from_batch(run, shape[0] * shape[1], DType.INT64), shape)
@@ -116,11 +110,14 @@ class Transcripts(SoundTask):
         labels = self.labels()
         shape = labels.shape
         decoder_input_ids = made_by(self.run, OperationKind.SHIFT_RIGHT, shape, DType.INT64)
-        return *self.base(self.listener.clips(), decoder_input_ids), labels, decoder_input_ids
+        return *self.base(self.model.clips(), decoder_input_ids), labels, decoder_input_ids
 
 
 class TranscriptStates(Transcripts, SoundStates):
     """The model without a task."""
+
+
+Recognizer.bare = TranscriptStates
 
 
 class Generation(Transcripts):
@@ -129,16 +126,16 @@ class Generation(Transcripts):
     def add_head(self, config: ConfigReader) -> None:
         """The output matrix, which the table is where they are tied."""
         del config
-        table = self.listener.decoder.embed_tokens
+        table = self.model.decoder.embed_tokens
         made = Linear(table.width, self.spec.num_outputs, role=WeightRole.OUTPUT)
         if self.spec.head.tied:
             made.weight = table.weight
-        setattr(self, self.listener.output, made)
+        setattr(self, self.model.output, made)
 
     @property
     def head(self) -> Linear:
         """The output matrix."""
-        found = self.children[self.listener.output]
+        found = self.children[self.model.output]
         assert isinstance(found, Linear)
         return found
 
@@ -151,7 +148,7 @@ class Generation(Transcripts):
         logits = head(last_hidden_state)
         self.run.returned.append(logits.record)
         self.run.give_out(logits.record)
-        given = logits.float() if self.listener.upcasts else logits
+        given = logits.float() if self.model.upcasts else logits
         return cross_entropy(self.run, given.record, labels.record)
 
 

@@ -349,27 +349,27 @@ class Translation(Generation):
 
     def begin(self) -> None:
         """What nothing runs through comes first."""
-        for each in self.listener.idle:
-            declare_idle(self.listener, each)
+        for each in self.model.idle:
+            declare_idle(self.model, each)
         super().begin()
 
     def outputs(self) -> Any:
         """Run the base model on what it hears or reads, and on the labels, shifted."""
         labels = self.labels()
         ids = made_by(self.run, OperationKind.SHIFT_RIGHT, labels.shape, DType.INT64)
-        given = self.listener.clips() if self.listener.hears else self.text()
+        given = self.model.clips() if self.model.hears else self.text()
         return *self.base(given, ids), labels, ids
 
     def text(self) -> Handle:
         """The source."""
         options = self.run.options
-        shape = options.batch_size, min(options.seq_len, self.listener.longest)
+        shape = options.batch_size, min(options.seq_len, self.model.longest)
         return Handle(self.run, from_batch(self.run, shape[0] * shape[1], DType.INT64), shape)
 
     @property
     def head(self) -> Linear:
         """The output matrix."""
-        found = self.base.children[self.listener.output]
+        found = self.base.children[self.model.output]
         assert isinstance(found, Linear)
         return found
 
@@ -416,6 +416,7 @@ class SeamlessM4TModel(Recognizer):
         "ForTextToText": Translation,
         "ForTextToSpeech": ToSpeech,
     }
+    bare = AllParts
     second = False
     """Its speech encoder sees what was before alone, and it speaks without a decoder of units."""
 
@@ -423,38 +424,32 @@ class SeamlessM4TModel(Recognizer):
         self, config: ConfigReader, *, hears: bool = True, reads: bool = True, speaks: bool = True
     ) -> None:
         hidden, rows = config.integer("hidden_size"), config.integer("vocab_size")
-        self.is_tied, self.hears = config.flag("tie_word_embeddings", default=True), hears
+        self.tied, self.hears = config.flag("tie_word_embeddings", default=True), hears
         self.shared = Embedding(rows, hidden)
         if reads:
-            self.text_encoder = self.tied(SeamlessM4TEncoder(config))
+            self.text_encoder = self.sharing(SeamlessM4TEncoder(config))
         if hears:
             kind = read_speech_conformer(config, second=self.second)
             self.speech_encoder = SeamlessM4TSpeechEncoder(config, kind)
-        self.text_decoder = self.tied(SeamlessM4TDecoder(config))
+        self.text_decoder = self.sharing(SeamlessM4TDecoder(config))
         self.lm_head = Linear(hidden, rows, role=WeightRole.OUTPUT)
-        if self.is_tied:
+        if self.tied:
             self.lm_head.weight = self.shared.weight
         if speaks:
             self.t2u_model = UnitsForConditionalGeneration(config, second=self.second)
             self.vocoder = CodeHifiGan(config)
-        self.vocab_size, self.width = rows, hidden
+        self.vocab, self.width = rows, hidden
         self.longest = config.integer("max_position_embeddings") + Sines.offset
         channels = config.integer("feature_projection_input_dim") if hears else 0
         rate = FRAMES_A_SECOND
         stacks = ("encoder",) * (not hears) + ("decoder",)
         self.sound = self.described(channels, SECONDS * rate, rate, is_framed=True, stacks=stacks)
 
-    def tied(self, stack: Any) -> Any:
+    def sharing(self, stack: Any) -> Any:
         """A stack whose table is the shared one, where they are tied."""
-        if self.is_tied:
+        if self.tied:
             stack.embed_tokens.weight = self.shared.weight
         return stack
-
-    @classmethod
-    def named_task(cls, config: ConfigReader, model: Any) -> Any:
-        """The base model has a loss, too."""
-        ending = cls.ending(config, model.family, model.task)
-        return cls.endings.get(ending, AllParts)
 
     @property
     def encoder(self) -> Module:  # type: ignore[override]
@@ -476,7 +471,7 @@ class SeamlessM4TModel(Recognizer):
         """The first segment of the encoder."""
         name = "speech_encoder.embed" if self.hears else "encoder.embed"
         begin(self, name, ModelPart.EMBEDDING, None)
-        if not self.is_tied:
+        if not self.tied:
             self.parameter(self.shared.weight).unused = True
 
 

@@ -7,8 +7,8 @@ Scores get queries times a vector of each pair's distance, looked up once for al
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.heads import MakeBase
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.sounds.base import SAMPLING_RATE, SECONDS, SoundTask, begin
 from memplan.classes.sounds.parts import (
     FeatureEncoder,
@@ -404,12 +404,13 @@ class SpeechT5Model(Recognizer):
     endings: ClassVar[dict[str, type[SoundTask]]] = {
         "ForSpeechToText": ForSpeechToText, "ForTextToSpeech": Speaking,
     }  # fmt: skip
+    bare = BareStates
 
     def __init__(self, config: ConfigReader, *, before: str = "", behind: str = "") -> None:
         self.encoder = SpeechT5Encoder(config, before)
         self.decoder = SpeechT5Decoder(config, behind)
-        self.vocab_size, self.width = config.integer("vocab_size"), config.integer("hidden_size")
-        self.is_tied = config.flag("tie_word_embeddings", default=True)
+        self.vocab, self.width = config.integer("vocab_size"), config.integer("hidden_size")
+        self.tied = config.flag("tie_word_embeddings", default=True)
         self.longest = sines(config, "max_text_positions").rows
         stacks = "encoder", "decoder"
         length = SECONDS * SAMPLING_RATE
@@ -418,8 +419,6 @@ class SpeechT5Model(Recognizer):
     @classmethod
     def named_task(cls, config: ConfigReader, model: Any) -> type[SoundTask]:
         """Of two that speak, that which ``architectures`` name."""
-        if model.task is Task.BASE:
-            return BareStates
         found = super().named_task(config, model)
         hears = any("ForSpeechTo" in each for each in config.texts("architectures"))
         return ForSpeechToSpeech if model.task is Task.OTHER and hears else found

@@ -5,7 +5,7 @@
 
 from typing import Any
 
-from memplan.classes.counted import Parts
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.sounds.base import SoundModel, SoundTask
 from memplan.dtypes import DType
 from memplan.families.towers.sizes import at_least_one, each_stage
@@ -42,7 +42,7 @@ class ForCTC(SpeechTask):
         """Dropout and the output matrix."""
         self.dropout = Dropout(config.number("final_dropout", default=0.0))
         self.lm_head = Linear(
-            self.listener.output_width(config), config.integer("vocab_size"), bias=True
+            self.model.output_width(config), config.integer("vocab_size"), bias=True
         )
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
@@ -60,7 +60,7 @@ class ForCTC(SpeechTask):
 
     def mask_of_ones(self, batch: int) -> Handle | None:
         """``torch.ones_like(input_values, dtype=torch.long)``, where what is given is a signal."""
-        model: SoundModel = self.listener
+        model: SoundModel = self.model
         if model.sound.is_framed:
             return None
         shape = batch, model.clips_length()
@@ -134,7 +134,7 @@ class ForSequenceClassification(ClassifiedTask):
         """Two linear layers."""
         super().add_head(config)
         width = config.integer("classifier_proj_size")
-        self.projector = Linear(self.listener.width, width, bias=True)
+        self.projector = Linear(self.model.width, width, bias=True)
         self.classifier = Linear(width, self.spec.num_labels, bias=True)
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
@@ -153,7 +153,7 @@ class ForAudioFrameClassification(ClassifiedTask):
     def add_head(self, config: ConfigReader) -> None:
         """A linear layer."""
         super().add_head(config)
-        self.classifier = Linear(self.listener.width, self.spec.num_labels, bias=True)
+        self.classifier = Linear(self.model.width, self.spec.num_labels, bias=True)
 
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """Cross-entropy."""
@@ -175,7 +175,7 @@ class ForXVector(ClassifiedTask):
         super().add_head(config)
         widths = at_least_one(config, "tdnn_dim")
         kernels = each_stage(config, "tdnn_kernel", len(widths))
-        self.projector = Linear(self.listener.width, widths[0], bias=True)
+        self.projector = Linear(self.model.width, widths[0], bias=True)
         before = widths[0]
         for index, (width, kernel) in enumerate(zip(widths, kernels, strict=True)):
             setattr(self, f"tdnn.{index}", Parts(kernel=Linear(before * kernel, width, bias=True)))
@@ -199,7 +199,7 @@ class ForPreTraining(SpeechTask):
         narrow = config.divide("codevector_dim", width, "num_codevector_groups", groups)
         inner = Linear(at_least_one(config, "conv_dim")[-1], count, bias=True)
         self.quantizer = Parts(codevectors=Weight(1, count, narrow), weight_proj=inner)
-        self.project_hid = Linear(self.listener.width, met, bias=True)
+        self.project_hid = Linear(self.model.width, met, bias=True)
         self.project_q = Linear(width, met, bias=True)
 
 

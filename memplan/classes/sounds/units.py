@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 
-from memplan.classes.counted import Parts
+from memplan.classes.sensed.counted import Parts
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.module import Module, Weight

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
-from memplan.classes.counted import Parts
 from memplan.classes.llama import LayerKind, LlamaDecoderLayer
+from memplan.classes.sensed.counted import Parts
 from memplan.classes.sounds.base import SoundModel, SoundTask
 from memplan.classes.sounds.codecs import SAMPLING_RATE, CodecStates, MimiModel
 from memplan.families.classes import BARE
@@ -63,7 +63,7 @@ class CsmModel(VoiceModel):
     part_types = "csm_depth_decoder_model", "mimi"
 
     def __init__(self, config: ConfigReader) -> None:
-        self.vocab_size, self.width = config.integer("vocab_size"), config.integer("hidden_size")
+        self.vocab, self.width = config.integer("vocab_size"), config.integer("hidden_size")
         self.embed_text_tokens = Embedding(config.integer("text_vocab_size"), self.width)
         count, depth = config.integer("num_codebooks"), part(config, "depth_decoder_config")
         table = Embedding(count * config.integer("codebook_size", "vocab_size"), self.width)
@@ -82,8 +82,8 @@ class CsmModel(VoiceModel):
         )  # fmt: skip
         self.codec_model = MimiModel(part(config, "codec_config", "mimi"), "codec.")
         self.codec_model.begins_names = False
-        self.is_tied = config.flag("tie_codebooks_embeddings", default=True)
-        if self.is_tied:
+        self.tied = config.flag("tie_codebooks_embeddings", default=True)
+        if self.tied:
             again.weight = table.weight
         self.sound = self.described(0, SAMPLING_RATE, SAMPLING_RATE)
 
@@ -147,7 +147,7 @@ class ClvpModel(VoiceModel):
         )
         self.logit_scale = Weight()
         rows, size = decoder.integer("vocab_size"), decoder.integer("hidden_size")
-        self.vocab_size, self.width = rows, size
+        self.vocab, self.width = rows, size
         self.longest = decoder.integer("max_position_embeddings")
         blocks, name = "num_mel_attn_blocks", "conditioning_encoder"
         attention = partial(ClvpSelfAttention, decoder)

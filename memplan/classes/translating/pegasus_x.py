@@ -233,6 +233,7 @@ class PegasusXEncoder(PegasusXStack):
         self.layers = LayerList(
             "encoder.layers", kinds, lambda kind: self.layer(config, kind), streams=True
         )
+        self.layers.ends = False  # what the last one leaves unread has a name here
         self.layer_norm: CutLayerNorm = CutLayerNorm(hidden)
         self.layer_norm.segment = "encoder.norm", ModelPart.NORM
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from memplan.classes.base import Base, Joiner
-from memplan.classes.counted import declare_all
 from memplan.classes.heads import MakeBase, Task, finish
+from memplan.classes.sensed.counted import declare_all
 from memplan.dtypes import DType
 from memplan.families.request import ReadRequest
 from memplan.graph.core.operation_kinds import OperationKind

@@ -1,4 +1,1 @@
-"""Towers: encoders of images, video and sound that stand beside a language model.
-
-Each module declares one kind's weights on a ``ParameterTable``; types share them.
-"""
+"""What configs of towers have in common: sizes as they write them, nonlinearities by name."""

@@ -1,8 +1,7 @@
-"""What towers over patches share: how many there are, and the convolution that makes vectors of them."""
+"""How many patches a picture has."""
 
 from memplan.families.towers.sizes import pair
 from memplan.model.config import ConfigReader
-from memplan.model.parameters import ParameterTable
 
 
 def num_patches(reader: ConfigReader) -> int:
@@ -14,10 +13,3 @@ def num_patches(reader: ConfigReader) -> int:
         error = reader.fail("image_size", "is smaller than patch_size")
         raise error
     return count
-
-
-def patch_projection(table: ParameterTable, reader: ConfigReader, size: int, *frames: int) -> None:
-    """The convolution that makes a vector of each patch, over ``frames`` of a video at once."""
-    channels = reader.integer("num_channels")
-    kernel = (*frames, *pair(reader, "patch_size"))
-    table.convolution("patch_embeddings", channels, size, *kernel)

@@ -7,31 +7,9 @@ tables come from, and in whether the result is joined from parts.
 from memplan.graph.attention.head_layout import splits_heads
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
-from memplan.graph.operations.rotary import rotary, rotary_as_complex, rotary_in_place
+from memplan.graph.operations.rotary import rotary_as_complex, rotary_in_place
 from memplan.model.attention import AttentionSpec, RotarySpec
 from memplan.training.choices_of_kernels.kernels import RotaryKernel
-
-
-def rotate(
-    t: Tape,
-    query: Tensor,
-    key: Tensor,
-    spec: AttentionSpec,
-    cos: Tensor,
-    sin: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Queries and keys, or the first dimensions of each of their heads, turned."""
-    form = spec.rotary
-    if form is None:
-        return query, key
-    if t.kernels.rotary is not RotaryKernel.EAGER:
-        return _by_kernel(t, query, key, spec, form, cos, sin)
-    cut = _cut_both(t, [query, key], form, spec.head_dim)
-    halves = [(rotary(t, each, cos, sin), passing) for each, passing in cut]
-    turned = [_joined(t, *each) for each in halves]
-    t.touch(query, key, cos, sin)
-    return turned[0], turned[1]
-
 
 _IN_PLACE = frozenset({RotaryKernel.LIGER, RotaryKernel.UNSLOTH})
 

@@ -20,6 +20,7 @@ from memplan.graph.modules.functional import (
     masked_fill_in_place,
     repeat_interleave,
     softmax,
+    strided,
 )
 from memplan.graph.modules.fused import megatron, transformer_engine
 from memplan.graph.modules.handles import Handle, made_by
@@ -97,11 +98,13 @@ def apply_rotary_pos_emb(config: TransformerConfig, t: Handle, freqs: Handle) ->
     settings = config.settings
     if settings.apply_rope_fusion and settings.transformer_impl is not TransformerImpl.LOCAL:
         return transformer_engine.turned(t, freqs)
+    rot_dim = freqs.shape[-1]
+    # Nothing passes by, and has a gradient as large as the whole.
+    t, t_pass = t.narrow(rot_dim), t.narrow(t.shape[-1] - rot_dim)
     cos_ = (freqs.unary(OperationKind.COS) * 1.0).to(t.dtype)
     sin_ = (freqs.unary(OperationKind.SIN) * 1.0).to(t.dtype)
     t = (t * cos_) + (rotate_half(t) * sin_)
-    # Joined with what is not turned, of which there is nothing.
-    return concatenate(t)
+    return concatenate(t, t_pass)
 
 
 def rotate_half(x: Handle) -> Handle:
@@ -153,7 +156,7 @@ class DotProductAttention(MegatronModule):
             x = x.float()
             masked = masked_fill_in_place(x, mask)
         else:
-            masked = megatron.view_filled_where(x, mask)
+            masked = strided(megatron.view_filled_where(x, mask), x)
         probs = softmax(masked)
         return probs.to(dtype)
 

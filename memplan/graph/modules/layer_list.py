@@ -117,7 +117,8 @@ class LayerList(Module):
             cuts |= options.adaptation.cuts(self.segment_name)
         if options.trained is not None:
             cuts |= options.trained.cuts(self.segment_name)
-        cuts |= self.captured
+        # The layer behind reads what others read too, and so has a gradient to add to.
+        cuts |= self.captured | {number + 1 for number in self.captured}
         beside = beside_of(self.segment_name)
         frozen = self.is_frozen(ModelPart.LAYERS, self.segment_name.partition(".")[0])
         at = 0

@@ -39,10 +39,7 @@ class RotaryEmbedding(Module):
             table = complex_table(run, rows * length, width)
             whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        angles = rows, length, (width + 1) // 2
-        counted = positions.float().view(rows, length, 1)
-        freqs = counted.apart(OperationKind.MUL, shape=angles)
-        del counted
+        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
         emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)

@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 
@@ -47,24 +47,6 @@ def rotary_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tup
         results.append(t.cast(flat, original.dtype))
     t.touch(*full)
     return results[0], results[1]
-
-
-def rotary_tables(t: Tape, positions: int, dim: int, dtype: DType) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, computed in fp32 and cast; held by the stack."""
-    frequencies = t.tensor(positions * ((dim + 1) // 2), DType.FP32)
-    t.record(OperationKind.MUL, (), (frequencies,))
-    angles = t.tensor(positions * dim, DType.FP32)
-    t.record(OperationKind.CAT, (frequencies,), (angles,))
-    cosines, sines = t.tensor(positions * dim, DType.FP32), t.tensor(positions * dim, DType.FP32)
-    # Each is made and then scaled: the product is what stays.
-    unscaled = (cosines.storage.num_bytes, RESULT)
-    t.record(OperationKind.COS, (angles,), (cosines,), forward_scratch_bytes=unscaled)
-    t.record(OperationKind.SIN, (angles,), (sines,), forward_scratch_bytes=unscaled)
-    tables = t.cast(cosines, dtype), t.cast(sines, dtype)
-    t.touch(frequencies, angles, cosines, sines)
-    for table in tables:
-        t.hold(table)
-    return tables
 
 
 def complex_table(t: Tape, positions: int, dim: int) -> Tensor:

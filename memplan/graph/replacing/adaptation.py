@@ -2,7 +2,7 @@
 
 peft goes through ``named_modules()`` and compares each name with the targets
 (``peft.tuners.tuners_utils.check_target_module_exists``), so it is done here with the names that
-transformers' class gives its modules (``ModelSpec.module_names``).
+transformers' class gives its modules (``memplan.graph.module_names``).
 """
 
 import re

@@ -11,12 +11,12 @@ from memplan.model.attention import (
     OutputGate,
     Projection,
 )
+from memplan.model.joining import Joining
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.compared.joining import Joining
 from memplan.training.choices_of_kernels.kernels import ExpertKernel
 from memplan.training.splitting.parallelism import TensorParallel, TensorParallelKind
 from memplan.units import ceil_div

@@ -91,8 +91,7 @@ def _buckets(job: Job, buffer: FlatBuffer, arrivals: dict[int, int]) -> dict[int
 
 
 def _bucket(number: int, members: list[int], job: Job, buffer: FlatBuffer) -> _Bucket:
-    first = min(buffer.first_rank[index] for index in members)
-    ranks = range(first, 1 + max(buffer.last_rank[index] for index in members))
+    ranks = _ranks_of(members, buffer)
     limit = job.options.reduce_bucket_size
     numel = sum(buffer.numels[index] for index in members)
     pieces = buffer.sums(members[0], limit) if numel > limit else [(numel, len(ranks) > 1)]
@@ -103,6 +102,11 @@ def _bucket(number: int, members: list[int], job: Job, buffer: FlatBuffer) -> _B
         is_large=numel > limit,
         copied_bytes=rounded(job.weight_bytes * copied) if job.options.reduce_scatter else 0,
     )
+
+
+def _ranks_of(bucket: list[int], buffer: FlatBuffer) -> range:
+    first = min(buffer.first_rank[index] for index in bucket)
+    return range(first, 1 + max(buffer.last_rank[index] for index in bucket))
 
 
 def _ranks_differ(job: Job) -> bool:

@@ -10,7 +10,8 @@ Addresses are counted in units of ``ALLOCATION_ROUNDING`` and never used twice, 
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from operator import add, eq
 from typing import NamedTuple
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
@@ -49,6 +50,22 @@ _Asked = tuple[int, int, int, list[int]]
 
 EMPTY_CACHE = 0
 """The event ``torch.cuda.empty_cache()``."""
+STREAM_BITS = 96
+"""Above these an event says of which stream what it asks for is (``with_streams``)."""
+_SIZES = (1 << STREAM_BITS) - 1
+
+
+def with_streams(events: Sequence[int], streams: Mapping[int, int]) -> list[int]:
+    """Events of which each that allocates says its stream.
+
+    >>> with_streams([512, 512, ~0], {1: 3}) == [512, 3 << STREAM_BITS | 512, ~0]
+    True
+    """
+    told = list(events)
+    for number, stream in streams.items():
+        if number < len(told):
+            told[number] |= stream << STREAM_BITS
+    return told
 
 
 class CachingAllocator:
@@ -88,16 +105,12 @@ class CachingAllocator:
 
         >>> CachingAllocator().replay([512, ~0])
         """
-        return self.follow(events, 0, streams or {}, self.blocks_in_use())
+        return self.follow(with_streams(events, streams or {}), 0, self.blocks_in_use())
 
     def follow(
-        self,
-        events: Sequence[int],
-        start: int,
-        streams: Mapping[int, int],
-        blocks: MutableMapping[int, BlockInUse],
+        self, events: Sequence[int], start: int, blocks: MutableMapping[int, BlockInUse]
     ) -> int | None:
-        """Follow events of which the first is number ``start``, where ``blocks`` are handed out."""
+        """Follow events with their streams of which the first is number ``start``, where ``blocks`` are handed out."""
         pools, at, before = self._pools, self._at, self._before
         asked: dict[int, _Asked] = {}
         requested, allocated = self._requested, self._allocated
@@ -123,19 +136,16 @@ class CachingAllocator:
                 before[end] = address
                 insort(free, size << _ADDRESS_BITS | address)
                 continue
-            if event == EMPTY_CACHE:
-                self.release_cached()
-                continue
             found = asked.get(event)
-            if found is None or number in streams:
-                request = (event + _UNIT - 1) // _UNIT
+            if found is None:
+                if event == EMPTY_CACHE:
+                    self.release_cached()
+                    continue
+                request = ((event & _SIZES) + _UNIT - 1) // _UNIT
                 small = request <= _SMALL
-                pool = streams.get(number, 0) << 1 | small
-                if pool not in pools:
-                    pools[pool] = []
-                found = request, request << _ADDRESS_BITS, 0 if small else _SMALL, pools[pool]
-                if number not in streams:
-                    asked[event] = found
+                free = pools.setdefault(event >> STREAM_BITS << 1 | small, [])
+                found = request, request << _ADDRESS_BITS, 0 if small else _SMALL, free
+                asked[event] = found
             request, least, worthless, free = found
             position = bisect_left(free, least)
             if position < len(free):
@@ -277,22 +287,19 @@ class SavedState(NamedTuple):
         placed = {id(free): [_place(key) for key in kept] for _, free, kept in self.pools}
         for number, (address, size, _, free) in self.blocks.items():
             placed[id(free)].append((address, size, name(number)))
-        return [
-            [(follows, size, whose) for follows, (_, size, whose) in _ends(sorted(found))]
-            for found in placed.values()
-        ]
+        return [_drawn(sorted(found)) for found in placed.values()]
 
 
 def _place(key: int) -> _PlacedBlock:
     return key & _ADDRESSES, key >> _ADDRESS_BITS, FREE
 
 
-def _ends(blocks: list[_PlacedBlock]) -> Iterator[tuple[bool, _PlacedBlock]]:
-    """Each block, and whether it begins where the one before it ends."""
-    end = -1
-    for block in blocks:
-        yield block[0] == end, block
-        end = block[0] + block[1]
+def _drawn(blocks: list[_PlacedBlock]) -> object:
+    """Their sizes and names, and whether each begins where the one before it ends."""
+    if not blocks:
+        return ()
+    addresses, sizes, names = zip(*blocks, strict=True)
+    return sizes, names, [*map(eq, addresses[1:], map(add, addresses, sizes))]
 
 
 def _segment_size(request: int) -> int:

@@ -18,6 +18,8 @@ from memplan.memory.replaying.allocator import (
     ROOM,
     SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
+    STREAM_BITS,
+    with_streams,
 )
 
 _UNIT = ALLOCATION_ROUNDING
@@ -187,28 +189,25 @@ class ExpandableAllocator:
 
         >>> ExpandableAllocator().replay([512, ~0])
         """
-        return self.follow(events, 0, streams or {}, self.blocks_in_use())
+        return self.follow(with_streams(events, streams or {}), 0, self.blocks_in_use())
 
     def follow(
-        self,
-        events: Sequence[int],
-        start: int,
-        streams: Mapping[int, int],
-        blocks: MutableMapping[int, tuple[Range, Block]],
+        self, events: Sequence[int], start: int, blocks: MutableMapping[int, tuple[Range, Block]]
     ) -> int | None:
-        """Follow events of which the first is number ``start``, where ``blocks`` are handed out."""
+        """Follow events with their streams of which the first is number ``start``, where ``blocks`` are handed out."""
         for number, event in enumerate(events, start):
             if event < 0:
                 self._release(*blocks.pop(~event))
             elif event == EMPTY_CACHE:
                 self.release_cached()
             else:
-                small = event <= SMALL_REQUEST_BYTES
-                key = (small, streams.get(number, 0))
+                stream = event >> STREAM_BITS
+                size = event - (stream << STREAM_BITS)
+                key = (size <= SMALL_REQUEST_BYTES, stream)
                 found = self.ranges.get(key)
                 if found is None:
                     found = self.ranges[key] = _range(key)
-                block = self._allocate(found, (event + _UNIT - 1) // _UNIT)
+                block = self._allocate(found, (size + _UNIT - 1) // _UNIT)
                 if block is None:
                     return number
                 blocks[number] = found, block

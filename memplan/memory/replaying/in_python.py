@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from memplan.memory.replaying.allocator import ROOM, CachingAllocator
+from memplan.memory.replaying.allocator import ROOM, CachingAllocator, with_streams
 from memplan.memory.replaying.expandable import ExpandableAllocator
 from memplan.memory.replaying.ledger import Cycle
 
@@ -113,7 +113,6 @@ class PythonRun:
         "_stands",
         "body",
         "cycle",
-        "streams",
         "stretches",
     )
 
@@ -125,12 +124,11 @@ class PythonRun:
         *,
         expandable: bool = False,
     ) -> None:
-        self.streams = streams
         self.cycle = cycle
-        cuts = _cuts(len(events), cycle)
-        self.stretches = [(start, events[start:end]) for start, end in pairwise(cuts)]
+        cuts, told = _cuts(len(events), cycle), with_streams(events, streams)
+        self.stretches = [(start, told[start:end]) for start, end in pairwise(cuts)]
         """What is played once, each with the number of its first event."""
-        self.body = events[cycle.start :] if cycle is not None else ()
+        self.body = told[cycle.start :] if cycle is not None else ()
         """The step that recurs."""
         self._allocator: Any = ExpandableAllocator() if expandable else CachingAllocator()
         self._blocks: dict[int, Any] = self._allocator.blocks_in_use()
@@ -201,16 +199,16 @@ class PythonRun:
 
     def _follow_stretch(self, number: int) -> tuple[int, int | None]:
         """The number of the one after it, and where it dies."""
-        allocator, blocks, streams = self._allocator, self._blocks, self.streams
+        allocator, blocks = self._allocator, self._blocks
         if number < len(self.stretches):
             start, events = self.stretches[number]
-            return number + 1, allocator.follow(events, start, streams, blocks)
+            return number + 1, allocator.follow(events, start, blocks)
         cycle = self.cycle
         assert cycle is not None, "else there is no more to follow"
         # It lets go what the one before it left, as the list says it.
         for event in [each for each in blocks if each >= cycle.start]:
             blocks[event - cycle.start + cycle.before] = blocks.pop(event)
-        return number, allocator.follow(self.body, cycle.start, streams, blocks)
+        return number, allocator.follow(self.body, cycle.start, blocks)
 
     def _arrive(self, stretch: int) -> _Place:
         """The place in which the allocator is: one that was reached before, or a new one."""

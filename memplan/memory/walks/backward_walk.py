@@ -438,7 +438,7 @@ class BackwardWalk(GradientFlow):
             if made and len(stages) > 1:
                 self._play(stages.pop(0))
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
-            buffer = GradientBuffer(size, is_view=kind == _VIEW)
+            buffer = GradientBuffer(size, is_view=kind == _VIEW or _drops_rows(tensor, kind))
             buffer.is_turned = kind == _TURNED
             made.append((tensor, buffer))
             if kept is not None:
@@ -496,6 +496,11 @@ _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradien
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
 _REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
 _TURNED = int(Gradient.TURNED)
+
+
+def _drops_rows(tensor: Tensor, kind: int) -> bool:
+    """Whether what is summed over rows is seen without them: a bias (ATen/ExpandUtils.h, ``sum_to``)."""
+    return kind == _SUMMED and isinstance(tensor, Parameter) and len(tensor.shape) == 1
 
 
 def _flattens(operation: Operation) -> bool:

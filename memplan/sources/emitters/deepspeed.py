@@ -4,6 +4,8 @@ The learning rate, the schedule and clipping are left to the training script. Nu
 sequence length and activation checkpointing are none of DeepSpeed's business.
 """
 
+from collections.abc import Callable
+
 from memplan.memory.engine_options import loads_under_zero_init
 from memplan.sources.emitters.emitted import Emitted, refuse
 from memplan.training.choices import Offload, Recomputation, ZeroStage, checkpointing_text
@@ -44,6 +46,17 @@ def emit(setup: TrainingSetup) -> Emitted:
 
 def config(setup: TrainingSetup) -> dict[str, object]:
     """The configuration itself; ``setup`` has its defaults filled in."""
+    return _sections(setup, _optimizer)
+
+
+def config_for_own_optimizer(setup: TrainingSetup) -> dict[str, object]:
+    """The same where the optimizer is made by who calls ``deepspeed.initialize``."""
+    return _sections(setup, lambda _: {})
+
+
+def _sections(
+    setup: TrainingSetup, optimizer: Callable[[TrainingSetup], dict[str, object]]
+) -> dict[str, object]:
     if setup.chosen_engine is not Engine.DEEPSPEED:
         msg = f"a ds_config.json is for the engine deepspeed, not {setup.chosen_engine.value}"
         raise refuse(msg)
@@ -60,15 +73,7 @@ def config(setup: TrainingSetup) -> dict[str, object]:
         values[section] = {"enabled": True, **extras}
     if "grad_accum_dtype" in options:
         values["data_types"] = {"grad_accum_dtype": options["grad_accum_dtype"]}
-    optimizer = _OPTIMIZERS.get(setup.optimizer)
-    if optimizer is None or setup.optimizer_options:
-        more = " with optimizer_options" if setup.optimizer_options else ""
-        known = ", ".join(each.value for each in _OPTIMIZERS)
-        msg = (
-            f"a ds_config.json is not written for {setup.optimizer.value}{more}; it is for {known}"
-        )
-        raise refuse(msg)
-    values["optimizer"] = optimizer
+    values |= optimizer(setup)
     values["zero_optimization"] = _zero(setup, options)
     if setup.tensor_parallel > 1:
         values["tensor_parallel"] = {"autotp_size": setup.tensor_parallel}
@@ -77,6 +82,19 @@ def config(setup: TrainingSetup) -> dict[str, object]:
     if setup.pipeline is not None:
         values["pipeline"] = _pipeline(setup)
     return values
+
+
+def _optimizer(setup: TrainingSetup) -> dict[str, object]:
+    """The section that DeepSpeed makes one of its own of."""
+    found = _OPTIMIZERS.get(setup.optimizer)
+    if found is None or setup.optimizer_options:
+        more = " with optimizer_options" if setup.optimizer_options else ""
+        known = ", ".join(each.value for each in _OPTIMIZERS)
+        msg = (
+            f"a ds_config.json is not written for {setup.optimizer.value}{more}; it is for {known}"
+        )
+        raise refuse(msg)
+    return {"optimizer": found}
 
 
 def _pipeline(setup: TrainingSetup) -> dict[str, object]:

@@ -207,11 +207,10 @@ def _deepspeed(model: Any, setup: TrainingSetup) -> Trainer:
     except ImportError as error:
         msg = f"engine deepspeed: {error}: pip install deepspeed"
         raise UsageError(msg) from None
-    from memplan.sources.emitters.deepspeed import config
+    from memplan.sources.emitters.deepspeed import config_for_own_optimizer
 
-    values = config(setup)
     # torch's own optimizer in the place of DeepSpeed's, which would first be compiled: it holds the same.
-    values.pop("optimizer", None)
+    values = config_for_own_optimizer(setup)
     values |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     to_device(model, "cuda", fill=True)
     optimizer = optimizer_of(setup, model.parameters(), has_gpu=True)

@@ -16,11 +16,8 @@ from memplan.fast_dataclass import dataclass
 from memplan.graph.towers.images import picture_size
 from memplan.graph.towers.joining import tokens_seen
 from memplan.graph.towers.media import pictures_of, sound_of
-from memplan.model.pictures import PictureSpec
 from memplan.model.sounds import SoundSpec
 from memplan.model.spec import ModelSpec, Task
-from memplan.model.towers.patches import PatchesBody
-from memplan.model.towers.sounds import SignalBody
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
 from memplan.verify.on_torch.formats import FORMATS
@@ -251,7 +248,7 @@ def _sized_pictures(sampler: Sampler) -> Batch:
 def _cut_pictures(sampler: Sampler) -> Batch:
     """Patches of all pictures in one row, and how many each has down and across (Qwen-VL's processor)."""
     body = pictures_of(sampler.model)
-    assert isinstance(body, PatchesBody | PictureSpec)
+    assert body is not None
     height, width = picture_size(sampler.setup.image_size, body)
     down, across = height // body.patch[0], width // body.patch[1]
     number = _num_pictures(sampler)
@@ -259,7 +256,7 @@ def _cut_pictures(sampler: Sampler) -> Batch:
     depth = getattr(vision, "temporal_patch_size", 1)
     of_a_patch = body.channels * depth * body.patch[0] * body.patch[1]
     return {
-        "pixel_values": sampler.signal(number * down * across, of_a_patch, casts=casts(body)),
+        "pixel_values": sampler.signal(number * down * across, of_a_patch, casts=body.casts),
         "image_grid_thw": torch.tensor([[1, down, across]] * number, device=sampler.device),
     }
 
@@ -296,26 +293,18 @@ def _square_pictures(sampler: Sampler, number: int) -> Any:
     if body is None:
         raise _unknown(sampler.model)
     height, width = picture_size(sampler.setup.image_size, body)
-    return sampler.signal(number, body.channels, height, width, casts=casts(body))
-
-
-def casts(body: object) -> bool:
-    """Whether the class casts its pictures itself."""
-    if isinstance(body, PictureSpec):
-        return body.casts
-    return isinstance(body, PatchesBody) and body.casts_pictures
+    return sampler.signal(number, body.channels, height, width, casts=body.casts)
 
 
 def _sound(sampler: Sampler) -> Any:
     body = sound_of(sampler.model)
-    if body is None or (isinstance(body, SoundSpec) and body.is_framed):
+    if body is None or body.is_framed:
         raise _unknown(sampler.model)
-    casts = isinstance(body, SignalBody) and body.casts
-    return sampler.signal(*_clip_shape(sampler, body), casts=casts)
+    return sampler.signal(*_clip_shape(sampler, body), casts=body.casts)
 
 
-def _clip_shape(sampler: Sampler, body: SignalBody | SoundSpec) -> tuple[int, ...]:
-    if not isinstance(body, SoundSpec) or not body.rate:
+def _clip_shape(sampler: Sampler, body: SoundSpec) -> tuple[int, ...]:
+    if not body.rate:
         return sampler.num_rows, body.channels, body.length
     seconds = sampler.setup.audio_seconds
     return sampler.num_rows, body.length if seconds is None else seconds * body.rate

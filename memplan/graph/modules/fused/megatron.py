@@ -5,16 +5,17 @@ cross_entropy.py, core/fusions, core/transformer/dot_product_attention.py and mo
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import RESULT, Gradient
-from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.core.segments import RESULT, Gradient, Operation
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.handles import Handle, empty
-from memplan.graph.modules.layouts import always
+from memplan.graph.modules.layouts import Straightened, always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import Shape
-from memplan.graph.operations.lookups import embedding_backward_scratch
+from memplan.graph.operations.lookups import behind_copy, embedding_backward_scratch
 from memplan.training.splitting.exchange import NO_SENDS, ExchangeKind, Group, Send, Sends
 from memplan.training.splitting.megatron import LossFusion, MegatronLayers, TransformerImpl
 
@@ -253,7 +254,13 @@ def looked_up(table: Handle, shape: Shape, ids: Handle | None) -> Handle:
         (FRESH, Gradient.NONE)[: 1 + len(reads)], in_python=False,
         backward=embedding_backward_scratch(run, count, table.numel, width, table.dtype),
     )  # fmt: skip
-    return made
+    copies = partial(_copy_gradient_first, run.segment.operations[-1], made.record)
+    return table.leads_to(made, in_rows(table.shape), Straightened(copies))
+
+
+def _copy_gradient_first(lookup: Operation, made: Tensor) -> None:
+    """Sequences that were turned behind it hand it a gradient that is laid into rows first."""
+    lookup.backward_scratch = behind_copy(made.storage.num_bytes, tuple(lookup.backward_scratch))
 
 
 def norm(x: Handle, norms: Sequence[Handle]) -> Handle:

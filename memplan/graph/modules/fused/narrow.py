@@ -38,52 +38,37 @@ def narrow_formats(run: Run) -> Fp8Formats | None:
     return None if recipe is Fp8Recipe.NONE else FP8_RECIPES[recipe]
 
 
-class Narrow:
-    """One product in 8 bits of a rank's part of a weight."""
+def narrow_blocks(
+    formats: Fp8Formats, weight: Handle, own: int, rows: int, *, is_gathered: bool
+) -> tuple[Handle, list[int], list[int]]:
+    """Of one product of a rank's part of a weight: the input's codes as backward reads them, and blocks of both passes.
 
-    def __init__(self, formats: Fp8Formats, weight: Handle) -> None:
-        self.run, self.formats, record = weight.run, formats, weight.record
-        assert isinstance(record, Parameter)
-        self.columns, self.width = weight.shape[-2:]
-        _check_sizes(record, self.columns, self.width)
-        self.both = formats.by_direction or self.run.options.fp8_transposes
-        """A copy by row and one by column are two."""
-        self.copies = (False, True) if self.both else (False,)
-        sizes = (
-            self._codes(self.columns, self.width, each, is_weight=True) for each in self.copies
-        )
-        record.codes_bytes = record.shape[0] // self.columns * sum(sizes)
-
-    def _codes(self, rows: int, width: int, by_column: bool, *, is_weight: bool = False) -> int:
-        return code_bytes(self.formats, rows, width, by_column=by_column, is_weight=is_weight)
-
-    def kept(self, rows: int, *, again: bool = False) -> Handle:
-        """The input's codes as backward reads them; ``again``: they are gathered once more there."""
-        by_column = self.both and (self.formats.by_direction or not again)
-        return empty(self.run, (self._codes(rows, self.width, by_column),), DType.FP8)
-
-    def quantized(self, rows: int, *, again: bool = False) -> list[int]:
-        """Codes that forward alone reads, beside those that are kept."""
-        is_apart = self.both and (self.formats.by_direction or not again)
-        return self._blocks([self._codes(rows, self.width, by_column=False)] * is_apart)
-
-    def gathered(self, rows: int) -> list[int]:
-        """The input's codes of all ranks' tokens."""
-        return self._blocks([self._codes(rows, self.width, by_column=False)])
-
-    def gathered_back(self, rows: int) -> list[int]:
-        """The same in backward, which cards before compute capability 10 turn."""
-        by_direction = self.formats.by_direction
-        size = self._codes(rows, self.width, by_direction)
-        return self._blocks([size] * (1 + (self.both and not by_direction)))
-
-    def gradient(self, rows: int) -> list[int]:
-        """The result's gradient, quantized both ways."""
-        return self._blocks([self._codes(rows, self.columns, each) for each in self.copies])
-
-    @staticmethod
-    def _blocks(sizes: Sequence[int]) -> list[int]:
-        return [round_up(each, ALLOCATION_ROUNDING) for each in sizes]
+    A rank quantizes its ``own`` rows of the input; of all that are multiplied they are gathered, and in backward once more.
+    """
+    run, record, (columns, width) = weight.run, weight.record, weight.shape[-2:]
+    assert isinstance(record, Parameter)
+    _check_sizes(record, columns, width)
+    by_direction = formats.by_direction
+    # A copy by row and one by column are two.
+    both = by_direction or run.options.fp8_transposes
+    copies = (False, True) if both else (False,)
+    sizes = (code_bytes(formats, columns, width, by_column=each, is_weight=True) for each in copies)
+    record.codes_bytes = record.shape[0] // columns * sum(sizes)
+    is_apart = both and (by_direction or not is_gathered)
+    kept = empty(run, (code_bytes(formats, own, width, by_column=is_apart),), DType.FP8)
+    # What forward alone reads.
+    forward = [code_bytes(formats, own, width)] * is_apart
+    # The result's gradient, quantized both ways.
+    backward = [code_bytes(formats, rows, columns, by_column=each) for each in copies]
+    if is_gathered:
+        forward.append(code_bytes(formats, rows, width))
+        # Cards before compute capability 10 turn it.
+        again = code_bytes(formats, rows, width, by_column=by_direction)
+        backward += [again] * (1 + (both and not by_direction))
+    forward, backward = (
+        [round_up(each, ALLOCATION_ROUNDING) for each in some] for some in (forward, backward)
+    )
+    return kept, forward, backward
 
 
 def _check_sizes(weight: Parameter, *sizes: int) -> None:
@@ -111,20 +96,15 @@ def narrow_product(
 
     ``forward`` and ``backward`` are blocks of 16 bits that come behind the codes.
     """
-    narrow, run = Narrow(formats, weight), x.run
-    own = x.numel // narrow.width
-    kept = narrow.kept(own, again=is_gathered)
-    made = empty(run, (length, *x.shape[1:-1], narrow.columns), run.compute)
-    rows = max(own, made.numel // narrow.columns)
-    came, back = (
-        ([], []) if not is_gathered else (narrow.gathered(rows), narrow.gathered_back(rows))
-    )
+    run, (columns, width) = x.run, weight.shape[-2:]
+    made = empty(run, (length, *x.shape[1:-1], columns), run.compute)
+    own = x.numel // width
+    rows = max(own, made.numel // columns)
+    kept, first, codes = narrow_blocks(formats, weight, own, rows, is_gathered=is_gathered)
     apply(
         OperationKind.LINEAR, [x, weight], [kept, made], [kept, weight],
-        (FRESH, weight_gradient(run)),
-        forward=[*narrow.quantized(own, again=is_gathered), *came, *forward],
-        backward=[*narrow.gradient(rows), *back, *backward],
-        flops=2 * rows * narrow.width * narrow.columns, sends=narrow_sends(run, formats, sends),
+        (FRESH, weight_gradient(run)), forward=[*first, *forward], backward=[*codes, *backward],
+        flops=2 * rows * width * columns, sends=narrow_sends(run, formats, sends),
     )  # fmt: skip
     return made
 

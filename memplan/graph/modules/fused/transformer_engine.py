@@ -26,7 +26,12 @@ from memplan.graph.modules.fused.megatron import (
     statistics_of,
     weight_gradient,
 )
-from memplan.graph.modules.fused.narrow import Narrow, narrow_formats, narrow_product, narrow_sends
+from memplan.graph.modules.fused.narrow import (
+    narrow_blocks,
+    narrow_formats,
+    narrow_product,
+    narrow_sends,
+)
 from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.strides import Shape
 from memplan.training.choices_of_kernels.sdpa import ScoreKernel
@@ -50,13 +55,10 @@ def norm_product(
         kept, forward = empty(run, x.shape, x.dtype), [whole] * is_gathered
         backward = [whole, whole, own, ~0] if is_gathered else [whole]
     else:
-        narrow, share = Narrow(formats, weight), rows // ranks
-        kept, sends = narrow.kept(share, again=is_gathered), narrow_sends(run, formats, sends)
-        forward = [own] * formats.scales_first + narrow.quantized(share, again=is_gathered)
-        backward = [*narrow.gradient(rows), whole]
-        if is_gathered:
-            forward += narrow.gathered(rows)
-            backward = [*narrow.gradient(rows), *narrow.gathered_back(rows), whole, own]
+        sends, share = narrow_sends(run, formats, sends), rows // ranks
+        kept, codes, back = narrow_blocks(formats, weight, share, rows, is_gathered=is_gathered)
+        forward = [own] * formats.scales_first + codes
+        backward = [*back, whole] + [own] * is_gathered
     statistics = statistics_of(x, norms)
     made = empty(run, (x.shape[0] * ranks, x.shape[1], columns), run.compute)
     given = [x, *norms, weight] if bias is None else [x, *norms, weight, bias]

@@ -296,10 +296,9 @@ def may_read_text_alone(model: str | Mapping[str, object] | None) -> bool:
     (True, False)
     """
     from memplan.classes.registry import is_joined
-    from memplan.families.joined.multimodal_types import MULTIMODALS
 
     kind = model_type(model)
-    sees = kind is None or is_joined(kind) or kind in MULTIMODALS
+    sees = kind is None or is_joined(kind)
     return model is not None and sees and kind not in _ATTENDING
 
 

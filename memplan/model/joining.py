@@ -12,10 +12,6 @@ class Joining(Enum):
 
     SCATTERED = "scattered"
     """It is written over the embeddings of the tokens that stand for pictures (``masked_scatter``)."""
-    PICKED = "picked"
-    """The same; before, what pads is left out, by index (Qwen2-Audio)."""
-    COLLECTED = "collected"
-    """The same; before, the pictures' features are joined to one tensor."""
     CROSSED = "crossed"
     """Layers of the language model attend to it (Llama 3.2 Vision)."""
     UNSEEN = "unseen"
@@ -27,5 +23,3 @@ class TowerJoin:
     """Where towers meet the language model."""
 
     joining: Joining
-    returned: bool = False
-    """The class returns what was written over the embeddings (``image_hidden_states``), so that it stays."""

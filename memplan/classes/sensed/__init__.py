@@ -1,0 +1,1 @@
+"""Models that are given pictures, clips of sound, series, or texts that are counted alone: what all of them are."""

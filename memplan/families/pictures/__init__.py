@@ -1,1 +1,0 @@
-"""Models of pictures and of videos: transformers over patches, networks of convolutions, detectors."""

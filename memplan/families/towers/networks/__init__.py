@@ -1,1 +1,0 @@
-"""Towers that narrow a picture in stages, and networks of convolutions."""

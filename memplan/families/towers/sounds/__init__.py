@@ -1,1 +1,0 @@
-"""Towers for sound: convolutions of a signal, Conformers, codecs."""

@@ -1,1 +1,0 @@
-"""What towers' outputs are compared with, and what reads them."""

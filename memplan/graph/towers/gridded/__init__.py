@@ -1,1 +1,0 @@
-"""Pictures that stay grids on the tape: convolutions, windows, stages."""

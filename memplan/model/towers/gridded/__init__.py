@@ -1,1 +1,0 @@
-"""Pictures that stay grids, as data: convolutions, windows, stages."""
