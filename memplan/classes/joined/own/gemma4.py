@@ -7,7 +7,7 @@ where samples have pictures alone.
 from math import isqrt
 from typing import ClassVar
 
-from memplan.classes.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
+from memplan.classes.beside_towers.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
 from memplan.classes.joined.base import CollectedModel
 from memplan.classes.joined.omni import Idle, listed
 from memplan.classes.joined.packed import AxialRotaryEmbedding
