@@ -187,8 +187,8 @@ def joined(attn_outputs: list[Handle]) -> Handle:
         kept = sum(kept_bytes(*each.shape[:3]) for each in attn_outputs)
         if kept:
             beside = made_by(run, OperationKind.ZEROS, (kept,), DType.BOOL)
-            last = run.segment.operations[-2]
-            last.saved = (*last.saved, beside.record.storage)
+            joining = run.segment.operations[-2]
+            joining.saved = [*joining.saved, beside.record.storage]
     return made
 
 
