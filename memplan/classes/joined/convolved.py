@@ -126,7 +126,7 @@ class DeepseekVLHybridModel(JoinedModel):
         self.run.finish(low.record)
         high = self.get_high_res_image_features()
         self.begin_projector(high)
-        return self.aligner(low, high)  # type: ignore[no-any-return]
+        return self.aligner(low, high)
 
     def get_high_res_image_features(self) -> Handle:
         """The end of SAM, and a layer in its middle."""

@@ -65,7 +65,7 @@ class Florence2VisionConvEmbed(Module):
 
     def normed(self, hidden_states: Handle) -> Handle:
         """Over channels."""
-        return self.norm(hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        return self.norm(hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@
 
 from collections.abc import Mapping
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.classes.joined.base import JoinedModel
 from memplan.classes.pictures.base import as_tower, begin_tower
 from memplan.classes.pictures.parts import InOrder
 from memplan.classes.pictures.vit import Heads, two_linear
-from memplan.classes.sounds.parts import read_in_rows
 from memplan.classes.sounds.recognition import SoundStack
 from memplan.classes.sounds.whisper import WhisperEncoder
 from memplan.dtypes import DType
@@ -25,7 +24,7 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.modules.attention import Attended, in_heads
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear, dropout
 from memplan.graph.modules.convolutions import Conv1d
-from memplan.graph.modules.functional import activated
+from memplan.graph.modules.functional import activated, read_in_rows
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.layouts import in_rows
@@ -165,8 +164,9 @@ class GlmAsrEncoder(Ear):
         kinds = [0] * config.layers("num_hidden_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: GlmAsrEncoderLayer(config))
         self.add_norm(LayerNorm(size))
-        attention = self.layers.made[0].self_attn
-        self.rotary_emb = RotaryEmbedding(rotated_dim(config, attention.head_dim, 1.0))
+        first = self.layers.made[0]
+        assert isinstance(first, GlmAsrEncoderLayer)
+        self.rotary_emb = RotaryEmbedding(rotated_dim(config, first.self_attn.head_dim, 1.0))
 
     def forward(self, input_features: Handle) -> Handle:
         inputs_embeds = activated(self.conv1(input_features), Activation.GELU)
@@ -188,7 +188,8 @@ class HeardModel(JoinedModel):
     """A clip of each sample goes through an encoder and a projector."""
 
     picture = PictureSpec(channels=0, image=(0, 0))
-    ear_class: ClassVar[type[Ear]]
+    ear_class: ClassVar[type[Any]]
+    ear_type: ClassVar[str]
     audio_tower: Ear
 
     def __init__(self, config: ConfigReader) -> None:
@@ -209,8 +210,9 @@ class HeardModel(JoinedModel):
         raise NotImplementedError
 
     def get_image_features(self) -> Handle:
-        run, tower = self.run, self.audio_tower
-        shape = run.options.batch_size, self.sound.channels, self.sound.length
+        run, tower, sound = self.run, self.audio_tower, self.sound
+        assert sound is not None
+        shape = run.options.batch_size, sound.channels, sound.length
         begin_tower(tower, EAR)
         clips = Handle(run, sensed(run, prod(shape), casts=tower.casts), shape)
         audio_hidden_states = tower(clips)
@@ -265,6 +267,7 @@ class GlmAsrModel(PickedModel):
 class Qwen2AudioModel(PickedModel):
     text = QWEN2
     ear_class, ear_type = Qwen2AudioEncoder, "qwen2_audio_encoder"
+    audio_tower: Qwen2AudioEncoder
     returns_features = False
 
     def projector(self, config: ConfigReader, inputs: int, outputs: int) -> dict[str, Module]:

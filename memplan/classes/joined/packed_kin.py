@@ -7,8 +7,8 @@ Muse Glimmer's, and what leads from them to the text.
 from collections.abc import Sequence
 from typing import ClassVar
 
+from memplan.classes.beside_towers.gemma4 import UnscaledNorm
 from memplan.classes.compared.clip import patches_across
-from memplan.classes.gemma4 import UnscaledNorm
 from memplan.classes.joined.base import PROJECTOR, TOWER
 from memplan.classes.joined.packed import (
     AxialRotaryEmbedding,

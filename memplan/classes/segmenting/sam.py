@@ -188,7 +188,7 @@ class SamPatchEmbeddings(Module):
         self.projection = Conv2d(channels, size, *patch, stride=patch)
 
     def forward(self, pixel_values: Handle) -> Handle:
-        return self.projection(pixel_values).permute(0, 2, 3, 1)  # type: ignore[no-any-return]
+        return self.projection(pixel_values).permute(0, 2, 3, 1)
 
 
 class SamVisionEncoder(PictureModel):

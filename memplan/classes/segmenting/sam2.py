@@ -74,7 +74,9 @@ class Sam2HieraDetModel(Module):
             for number in range(count)
         ]
         self.blocks = LayerList(
-            "vision_encoder.backbone.layers", kinds, lambda kind: Sam2MultiScaleBlock(*kind, times)
+            "vision_encoder.backbone.layers",
+            kinds,
+            lambda kind: Sam2MultiScaleBlock(kind[0], kind[1], times),
         )
 
 

@@ -75,7 +75,7 @@ class SectionedRotaryEmbedding(RotaryEmbedding):
     (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
     """
 
-    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
+    def forward(self, x: Handle, positions: Handle | None, window: int | None = None) -> Tables:
         """Of all positions, in the format of ``x``."""
         del positions, window
         run, (batch, length, _) = self.run, x.shape

@@ -7,7 +7,7 @@ where samples have pictures alone.
 from math import isqrt
 from typing import ClassVar
 
-from memplan.classes.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
+from memplan.classes.beside_towers.gemma4 import Gemma4RMSNorm, UnscaledNorm, apply_rotary_pos_emb
 from memplan.classes.joined.base import CollectedModel
 from memplan.classes.joined.omni import Idle, listed
 from memplan.classes.joined.packed import AxialRotaryEmbedding
@@ -156,7 +156,7 @@ class Gemma4VisionPatchEmbedder(Module):
         pixel_values = pixel_values.to(self.run.compute)
         hidden_states = self.input_proj(pixel_values)
         position_embeddings = self.positions(*hidden_states.shape)
-        return hidden_states + position_embeddings  # type: ignore[no-any-return]
+        return hidden_states + position_embeddings
 
     def positions(self, batch: int, length: int, size: int) -> Handle:
         """Two look-ups in halves of one weight, zeros where there is padding."""
@@ -363,16 +363,16 @@ class Gemma4Model(CollectedModel):
 
     def __init__(self, config: ConfigReader) -> None:
         outputs = self.text_width(config)
-        if config.has("vision_config"):
-            tower = self.add_tower(config)
+        tower = self.add_tower(config) if config.has("vision_config") else None
         self.add_text(config)
         self.words.window_blocks = self.part.reader.raw("use_bidirectional_attention") == "vision"
+        audio = None
         if config.has("audio_config"):
             audio = read_part(config, PartSpec(key="audio_config")).reader
             self.audio_tower = audio_tower(audio)
-        if config.has("vision_config"):
+        if tower is not None:
             self.embed_vision = Gemma4MultimodalEmbedder(tower.width, outputs)
-        if config.has("audio_config"):
+        if audio is not None:
             inputs = audio.integer("output_proj_dims", "hidden_size")
             self.embed_audio = Idle(
                 "audio_tower_projector", embedding_projection=Linear(inputs, outputs)

@@ -5,8 +5,8 @@
 
 from collections.abc import Callable, Sequence
 
+from memplan.classes.beside_towers.gemma4 import Gemma4RMSNorm, UnscaledNorm
 from memplan.classes.gemma import GemmaRMSNorm, SandwichLayer
-from memplan.classes.gemma4 import Gemma4RMSNorm, UnscaledNorm
 from memplan.classes.llama import (
     FULL,
     SLIDING,

@@ -98,7 +98,7 @@ class Llama4VisionPixelShuffleMLP(Module):
         encoded_patches = pixel_shuffle(squared(encoded_patches), self.side).contiguous()
         batch, *_, width = encoded_patches.shape
         encoded_patches = encoded_patches.view(batch, -1, width)
-        return self.mlp(encoded_patches)  # type: ignore[no-any-return]
+        return self.mlp(encoded_patches)
 
 
 class Llama4VisionModel(PictureModel):
