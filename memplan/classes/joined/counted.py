@@ -140,10 +140,12 @@ class Kosmos25Model(CountedModel):
             self.text_width(config),
         )
         self.vision_model = pix2struct(vision)
-        names = "q_proj", "k_proj", "v_proj", "out_proj"
         self.image_to_text_projection = Idle(
             "projector", dense=linear(vision.integer("hidden_size"), size),
-            x_attn=Idle(**{name: linear(size, size) for name in names}),
+            x_attn=Idle(
+                q_proj=linear(size, size), k_proj=linear(size, size), v_proj=linear(size, size),
+                out_proj=linear(size, size),
+            ),
         )  # fmt: skip
         self.image_to_text_projection.latent_query = Weight(
             config.integer("latent_query_num"), size
