@@ -39,7 +39,10 @@ class RotaryEmbedding(Module):
             table = complex_table(run, rows * length, width)
             whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
+        angles = rows, length, (width + 1) // 2
+        counted = positions.float().view(rows, length, 1)
+        freqs = counted.apart(OperationKind.MUL, shape=angles)
+        del counted
         emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
