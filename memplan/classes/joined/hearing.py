@@ -3,7 +3,7 @@
 (transformers 5.23, modeling_*.py of models/qwen2_audio, models/voxtral and models/glmasr)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, ClassVar
 
@@ -187,7 +187,7 @@ class HeardModel(JoinedModel):
     """A clip of each sample goes through an encoder and a projector."""
 
     picture = PictureSpec(channels=0, image=(0, 0))
-    ear_class: ClassVar[Callable[[ConfigReader], Any]]
+    ear_class: ClassVar[Any]
     ear_type: ClassVar[str]
 
     def __init__(self, config: ConfigReader) -> None:
