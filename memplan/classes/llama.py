@@ -26,7 +26,6 @@ from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
-from memplan.model.spec import ModelSpec
 
 if TYPE_CHECKING:
     from memplan.model.mixers import AbsentSpec, TokenMixer
@@ -368,10 +367,6 @@ class Decoder(Base):
     """Tokens of a picture see one another, so that every pair's mask is made (Gemma 3)."""
     masked: Sequence[Window] = (None,)
     """Windows of which it makes a mask."""
-
-    def adjust(self, model: ModelSpec) -> None:
-        """Of a text model: its masks."""
-        self.block_masks = model.stacks[0].block_masks
 
     def masks(self, batch: int, length: int) -> dict[Window, Handle | None]:
         run, blocks = self.run, self.block_masks

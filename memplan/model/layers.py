@@ -113,10 +113,6 @@ class StackSpec:
     final_norm: NormSpec | None
     projected_out: bool = False
     """The result is projected back to the width of the token table (OPT-350m)."""
-    block_masks: bool = False
-    """Tokens of a picture see one another: masks of every pair for every sequence (Gemma 3's towers)."""
-    window_block_masks: bool = False
-    """The same within windows alone; whole attention stays causal (Gemma 4)."""
     several_streams: bool = False
     """The residual stream is several, which are one again before the final norm (DeepSeek-V4)."""
 

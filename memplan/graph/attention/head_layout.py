@@ -57,20 +57,6 @@ def splits_heads(t: Tape, spec: AttentionSpec) -> bool:
     return kernel is AttentionKernel.EAGER or capped
 
 
-def as_heads(t: Tape, x: Tensor, num_heads: int, *, in_columns: bool = False) -> Tensor:
-    """A projection's rows seen as heads; where there are several, the gradient is copied into rows.
-
-    ``in_columns``: what is behind it takes a gradient whose columns lie one after another, as that of a
-    product's transposed factor does, so that it stays a view.
-    """
-    out = t.view(x, x.numel)
-    gradient = Gradient.FRESH
-    if num_heads == 1 or in_columns:
-        gradient = Gradient.COLUMNS if in_columns else Gradient.SEEN
-    t.record(OperationKind.VIEW, (x,), (out,), gradients=(gradient,))
-    return out
-
-
 def expand_heads(t: Tape, x: Tensor, shape: Shape) -> Tensor:
     """``repeat_kv``: a copy of keys or values for every query head; of a single head, a view."""
     if shape.groups == 1:
