@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.classes.base import Base
 from memplan.families.llama import read_activation, rotated_dim
@@ -427,7 +427,7 @@ class LlamaModel(Decoder):
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
         embeds, *_ = self.joined(embeds)
-        positions = position_ids(self.run, batch, length)
+        positions = self.counted(batch, length)
         masks = self.masks(batch, length)
         x = self.entered(embeds) if received is None else embeds
         tables = self.tables(x, positions)
@@ -436,6 +436,10 @@ class LlamaModel(Decoder):
             x = layer(x, tables[window], masks[window], unread=positions)
         x = self.children[self.last](x)
         return x
+
+    def counted(self, batch: int, length: int) -> Any:
+        """Positions, which its layers are given too; None: these are given none."""
+        return position_ids(self.run, batch, length)
 
     def entered(self, embeds: Handle) -> Handle:
         """What its layers are given of the embeddings, which keep their name."""

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
 from memplan.classes.llama import (
@@ -25,7 +25,6 @@ from memplan.classes.pictures.base import begin
 from memplan.families.nesting import same_class
 from memplan.graph.modules.functional import copy_at, rows_of
 from memplan.graph.modules.handles import Handle
-from memplan.graph.modules.masks import position_ids
 from memplan.graph.modules.rotary import SectionedRotaryEmbedding, Turn, apply_rotary_to_part
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart
@@ -39,6 +38,10 @@ class SectionedModel(LlamaModel):
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(same_class(config, {**config.config, **self.fixed}))
+
+    def counted(self, batch: int, length: int) -> Any:  # noqa: ARG002
+        """Each token has three, which its layers are not given."""
+        return None
 
 
 class PlainRows(RowsAttention):
@@ -67,10 +70,9 @@ class DeepstackModel(SectionedModel):
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
         embeds, *visual = self.joined(embeds)
-        positions = position_ids(self.run, batch, length)
         masks = self.masks(batch, length)
         x = embeds
-        tables = self.tables(x, positions)
+        tables = self.tables(x, self.counted(batch, length))
         for layer in self.layers:
             x = layer(x, tables[layer.kind.window], masks[layer.kind.window])
             for number in self.layers.take_states() if visual else ():

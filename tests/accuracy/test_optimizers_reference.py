@@ -118,6 +118,7 @@ def _ours(
     return found
 
 
+@pytest.mark.usefixtures("labels_are_ids")
 def test_representative_records(checkout: Path) -> None:
     """Those of built-in models, for users without the reference folder."""
     data = json.loads((checkout / "tests" / "data" / "optimizers.json").read_text())

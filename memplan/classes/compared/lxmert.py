@@ -48,6 +48,8 @@ class LxmertEncoded(NamedTuple):
 
 
 class LxmertEmbeddings(TypesLast):
+    num_buffers = 0
+
     def position_ids(self, batch: int, length: int) -> Handle:
         counted = made_by(self.run, OperationKind.ARANGE, (length,), DType.INT64)
         shape = batch, length

@@ -30,6 +30,8 @@ from memplan.model.layers import NUM_REGIONS
 
 
 class VisualBertEmbeddings(Embeddings):
+    num_buffers = 1
+
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         width, self.features = config.integer("hidden_size"), config.integer("visual_embedding_dim")

@@ -164,8 +164,9 @@ class GlmAsrEncoder(Ear):
         kinds = [0] * config.layers("num_hidden_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: GlmAsrEncoderLayer(config))
         self.add_norm(LayerNorm(size))
-        attention: Any = self.layers.made[0].children["self_attn"]
-        self.rotary_emb = RotaryEmbedding(rotated_dim(config, attention.head_dim, 1.0))
+        first = self.layers.made[0]
+        assert isinstance(first, GlmAsrEncoderLayer)
+        self.rotary_emb = RotaryEmbedding(rotated_dim(config, first.self_attn.head_dim, 1.0))
 
     def forward(self, input_features: Handle) -> Handle:
         inputs_embeds = activated(self.conv1(input_features), Activation.GELU)
@@ -187,8 +188,9 @@ class HeardModel(JoinedModel):
     """A clip of each sample goes through an encoder and a projector."""
 
     picture = PictureSpec(channels=0, image=(0, 0))
-    ear_class: ClassVar[Any]
+    ear_class: ClassVar[type[Any]]
     ear_type: ClassVar[str]
+    audio_tower: Ear
 
     def __init__(self, config: ConfigReader) -> None:
         audio = read_part(config, PartSpec(key="audio_config", model_type=self.ear_type)).reader
@@ -265,6 +267,7 @@ class GlmAsrModel(PickedModel):
 class Qwen2AudioModel(PickedModel):
     text = QWEN2
     ear_class, ear_type = Qwen2AudioEncoder, "qwen2_audio_encoder"
+    audio_tower: Qwen2AudioEncoder
     returns_features = False
 
     def projector(self, config: ConfigReader, inputs: int, outputs: int) -> dict[str, Module]:

@@ -42,7 +42,7 @@ class OmniVisionModel(Qwen25VLVisionModel):
 class Idle(InOrder):
     """What nothing runs through, in the order in which the class declares it."""
 
-    def __init__(self, tower: str = "", **named: Module) -> None:
+    def __init__(self, tower: str = "", /, **named: Module) -> None:
         self.tower = tower
         """How the names of its segments begin."""
         super().__init__(**named)

@@ -187,7 +187,8 @@ def joined(attn_outputs: list[Handle]) -> Handle:
         kept = sum(kept_bytes(*each.shape[:3]) for each in attn_outputs)
         if kept:
             beside = made_by(run, OperationKind.ZEROS, (kept,), DType.BOOL)
-            run.segment.operations[-2].saved.append(beside.record.storage)
+            joining = run.segment.operations[-2]
+            joining.saved = [*joining.saved, beside.record.storage]
     return made
 
 

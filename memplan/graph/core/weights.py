@@ -1,13 +1,10 @@
 """A model's parameters and buffers, as segments declare them: frozen, adapted, packed or tied."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from memplan.dtypes import DType
 from memplan.errors import ConfigError
 from memplan.graph.core.lifetimes import Lifetimes
 from memplan.graph.core.overlay import BASE_LAYER, ORIGINAL, adapted_weights
-from memplan.graph.core.segments import BUFFER_WORDS, Buffer, Segment
+from memplan.graph.core.segments import BUFFER_WORDS, Buffer
 from memplan.graph.core.tensors import ExpertShare, Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart, WeightRole
 
@@ -102,13 +99,6 @@ class Weights(Lifetimes):
         self.segment.parameters.append(made)
         if is_trained and not made.requires_grad:
             self.trained_leaves.add(made)
-
-    @contextmanager
-    def declared_weights(self, owner: Segment | None = None) -> Iterator[None]:
-        """Let what is written inside read the weights that a segment, the present one, declared already."""
-        self._again = owner or self.segment
-        yield
-        self._again = None
 
     def own_copy(self, weight: Parameter, module: str) -> Parameter:
         """An earlier segment's weight, or the copy that a module of this one trains in its place."""

@@ -39,7 +39,10 @@ class RotaryEmbedding(Module):
             table = complex_table(run, rows * length, width)
             whole = ComplexHandle(run, table, (rows, length, width))
             return whole, whole
-        freqs = made_by(run, OperationKind.MUL, (rows, length, (width + 1) // 2), DType.FP32)
+        angles = rows, length, (width + 1) // 2
+        counted = positions.float().view(rows, length, 1)
+        freqs = counted.apart(OperationKind.MUL, shape=angles)
+        del counted
         emb = self.doubled(freqs, width)
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
@@ -72,7 +75,7 @@ class SectionedRotaryEmbedding(RotaryEmbedding):
     (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py, ``Qwen2VLRotaryEmbedding``)
     """
 
-    def forward(self, x: Handle, positions: Handle, window: int | None = None) -> Tables:
+    def forward(self, x: Handle, positions: Handle | None, window: int | None = None) -> Tables:
         """Of all positions, in the format of ``x``."""
         del positions, window
         run, (batch, length, _) = self.run, x.shape

@@ -3,29 +3,7 @@
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient, Operation
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor
-
-
-def convolution(
-    t: Tape,
-    x: Tensor,
-    module: str,
-    positions: int,
-    *,
-    bias: bool = True,
-    gives_rows: bool = False,
-    channels_last: bool = False,
-) -> Tensor:
-    """``torch.nn.Conv1d``, ``2d`` or ``3d`` whose result has so many ``positions`` over the batch.
-
-    Its sizes are those of the weight that is declared already.
-    """
-    weight = t.parameter(f"{module}.weight")
-    addend = t.parameter(f"{module}.bias") if bias else None
-    return convolve(
-        t, x, weight, addend, positions, weight.shape[0],
-        gives_rows=gives_rows, channels_last=channels_last,
-    )  # fmt: skip
+from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 
 
 def convolve(
@@ -37,15 +15,12 @@ def convolve(
     channels: int,
     *,
     reads_rows: bool = False,
-    gives_rows: bool = False,
     channels_last: bool = False,
 ) -> Tensor:
-    """The same with a weight that may have been computed.
+    """Whose result has so many ``positions`` over the batch; its weight may have been computed.
 
-    What it ``reads_rows`` of lies token by token, and is copied for the kernels, in backward once
-    more. What ``gives_rows`` is read token by token, so that its gradient is copied too; the bias's is
-    the sum of its rows as it came (torch 2.13, ATen/native/Convolution.cpp,
-    ``convolution_backward``).
+    What it ``reads_rows`` of lies otherwise than in rows, and is copied for the kernels, in backward once
+    more, and no more of it than it reads (torch 2.13, ATen/native/Convolution.cpp, ``input.contiguous``).
 
     Where the input's channels come last (``channels_last``), the kernels take the weight so, forward and
     backward, and give its gradient so (ATen/native/cudnn/ConvShared.cpp, ``weight->contiguous``).
@@ -60,7 +35,9 @@ def convolve(
     inputs: tuple[Tensor, ...] = (given, factor)
     if addend is not None:
         inputs += (addend,)
-    copied: tuple[int, ...] = (given.storage.num_bytes,) if reads_rows and not t.decomposed else ()
+    copied: tuple[int, ...] = ()
+    if reads_rows and not t.decomposed:
+        copied = (allocated_bytes(given.numel, given.dtype),)
     again = copied
     gradients = [Gradient.FRESH] * len(inputs)
     turned: tuple[int, ...] = ()
@@ -75,8 +52,6 @@ def convolve(
         forward_scratch_bytes=(*copied, RESULT) if copied else turned, backward_scratch_bytes=again,
         flops=2 * positions * weight.numel,
     )  # fmt: skip
-    if gives_rows and not t.decomposed:
-        copy_gradient_first(t.segment.operations[-1])
     t.touch(x)
     return out
 

@@ -98,8 +98,7 @@ class PipelineEvaluation:
         runtime.end_evaluation(self.links, self.num_micro_batches)
         for program in self.programs.values():
             program.reshard()
-        for each in inputs:
-            ledger.free(each)
+        ledger.free_all(inputs)
 
     def _ends(self) -> frozenset[int]:
         """Of each stage's passes the first and the last one tell all: what stays grows by the same each time."""

@@ -310,9 +310,11 @@ def audio_layer(config: ConfigReader, size: int) -> Idle:
         )  # fmt: skip
 
     attention = Idle(
-        relative_k_proj=Linear(size, size), q_proj=Linear(size, size), k_proj=Linear(size, size),
-        v_proj=Linear(size, size), post=Linear(size, size),
-    )  # fmt: skip
+        **{
+            name: Linear(size, size)
+            for name in ("relative_k_proj", "q_proj", "k_proj", "v_proj", "post")
+        }
+    )
     attention.per_dim_scale = Weight(head_dim)
     return Idle(
         feed_forward1=network(), feed_forward2=network(), self_attn=attention,
@@ -321,8 +323,7 @@ def audio_layer(config: ConfigReader, size: int) -> Idle:
             depthwise_conv1d=Conv1d(size, size, kernel, groups=size, bias=False),
             pre_layer_norm=Gemma4RMSNorm(size), conv_norm=Gemma4RMSNorm(size),
         ),
-        norm_pre_attn=Gemma4RMSNorm(size), norm_post_attn=Gemma4RMSNorm(size),
-        norm_out=Gemma4RMSNorm(size),
+        **{f"norm_{place}": Gemma4RMSNorm(size) for place in ("pre_attn", "post_attn", "out")},
     )  # fmt: skip
 
 
@@ -336,14 +337,15 @@ def audio_tower(config: ConfigReader) -> Idle:
         error = config.fail("subsampling_conv_channels", f"expected two, got {len(channels)}")
         raise error
     first, second = channels
-
-    def reduced(before: int, after: int) -> Idle:
-        return Idle(conv=Conv2d(before, after, CUBE, bias=False), norm=LayerNorm(after, bias=False))
-
     stem = Idle(
-        layer0=reduced(1, first), layer1=reduced(first, second),
+        **{
+            f"layer{number}": Idle(
+                conv=Conv2d(before, after, CUBE, bias=False), norm=LayerNorm(after, bias=False)
+            )
+            for number, (before, after) in enumerate(((1, first), (first, second)))
+        },
         input_proj_linear=Linear(first // 4 * second, size),
-    )  # fmt: skip
+    )
     count = config.layers("num_hidden_layers")
     return Idle(
         "audio_tower", subsample_conv_projection=stem,
@@ -364,9 +366,9 @@ class Gemma4Model(CollectedModel):
         tower = self.add_tower(config) if config.has("vision_config") else None
         self.add_text(config)
         self.words.window_blocks = self.part.reader.raw("use_bidirectional_attention") == "vision"
-        hears = config.has("audio_config")
-        audio = read_part(config, PartSpec(key="audio_config")).reader if hears else None
-        if audio is not None:
+        audio = None
+        if config.has("audio_config"):
+            audio = read_part(config, PartSpec(key="audio_config")).reader
             self.audio_tower = audio_tower(audio)
         if tower is not None:
             self.embed_vision = Gemma4MultimodalEmbedder(tower.width, outputs)
