@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 PROVIDERS = {
+    "class_types": ("memplan.classes.registry", "model_types"),
     "class_facts": ("memplan.classes.reading", "read_class"),
     "advice_text": ("memplan.options.python", "advice_in_python"),
     "data_frame": ("memplan.report.rows.documents", "data_frame"),

@@ -348,6 +348,14 @@ TOWERS = {
 }
 """The same of towers of language models."""
 
+NESTED = frozenset(
+    {
+        "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "paddleocr_vl_text",
+        "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3_vl_moe_text", "qwen3_vl_text",
+    }
+)  # fmt: skip
+"""Types of configs that stand within another model's alone."""
+
 TASKS = {
     Task.BASE: "BaseModel",
     Task.CAUSAL_LM: "ForCausalLM",
@@ -361,6 +369,11 @@ TASKS = {
 def is_joined(model_type: str) -> bool:
     """Whether a type is a language model with towers beside it."""
     return CLASSES.get(model_type, "").startswith("joined.")
+
+
+def model_types(_: object) -> frozenset[str]:
+    """Every type that a config may be of."""
+    return frozenset(CLASSES) - NESTED
 
 
 def base_class(model_type: str) -> "type[Base]":

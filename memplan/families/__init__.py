@@ -1,12 +1,12 @@
 """The families of models: from a config to a ``ModelSpec``.
 
-To add a family, write (or extend) a module in this package that fills in a ``ModelSpec`` from a
-``ConfigReader``, and enter its model types in ``memplan.families.index``. Defaults and key names of
-the transformers class come from ``memplan/data/config_defaults.json``. ``memplan.graph`` writes the
-operations that a ``ModelSpec`` describes, and knows no family.
+A type's own class reads its config (``memplan.classes``): here is settled which type it is, for which task,
+and what its transformers class refuses. Defaults and key names of that class come from
+``memplan/data/config_defaults.json``.
 """
 
 from collections.abc import Mapping
+from functools import cache
 
 from memplan.errors import ConfigError, UnsupportedFamilyError, did_you_mean
 from memplan.families.class_checks import (
@@ -16,17 +16,23 @@ from memplan.families.class_checks import (
     WITHOUT_SDPA,
     check_heads,
 )
-from memplan.families.index import FAMILY_MODULES, FamilyModule, family_module
 from memplan.families.request import DIFFUSERS_CLASS, ReadRequest, deduce_model_type, resolve_task
 from memplan.fast_dataclass import replace
 from memplan.model.config import MAX_LAYERS, ConfigReader
 from memplan.model.read_log import ReadLog
 from memplan.model.spec import ModelSpec, Task
+from memplan.upward import provided
 
 
 def supported_families() -> tuple[str, ...]:
     """Every ``model_type`` that can be read, in alphabetical order."""
-    return tuple(sorted(FAMILY_MODULES))
+    return tuple(sorted(_known()))
+
+
+@cache
+def _known() -> frozenset[str]:
+    found: frozenset[str] = provided("class_types", None)
+    return found
 
 
 def read_model(
@@ -46,10 +52,10 @@ def read_model(
     calls differently (``renamed``). ``family`` overrules the config's own ``model_type``.
 
     Raises ``ConfigError`` for a config that cannot be right, ``UnsupportedFamilyError`` for a kind
-    of model that no module reads.
+    of model that has no class.
     """
-    model_type = family or deduce_model_type(config, source=source, known=FAMILY_MODULES)
-    module = _module_of(model_type, config, source=source, is_named=family is not None)
+    model_type = family or deduce_model_type(config, source=source, known=_known())
+    _check_known(model_type, config, source=source, is_named=family is not None)
     reader = _reader(config, model_type, defaults, source=source, log=log)
     request = ReadRequest(
         name=name,
@@ -60,7 +66,7 @@ def read_model(
     )
     check_heads(reader, model_type)
     try:
-        model = module.read(reader, request)
+        model: ModelSpec = provided("class_facts", reader, request)
     except RecursionError as error:
         msg = f"{source}: the config is nested too deeply"
         raise ConfigError(msg) from error
@@ -96,26 +102,25 @@ def _reader(
     )
 
 
-def _module_of(
+def _check_known(
     model_type: str, config: Mapping[str, object], *, source: str, is_named: bool
-) -> FamilyModule:
-    """What reads the type; ``is_named``: the user says so, and not the config."""
-    module = family_module(model_type)
-    if module is None and not is_named and DIFFUSERS_CLASS in config:
+) -> None:
+    """Refuse a type that has no class; ``is_named``: the user says so, and not the config."""
+    if model_type in _known():
+        return
+    if not is_named and DIFFUSERS_CLASS in config:
         msg = (
             f"{source}: {DIFFUSERS_CLASS} {model_type!r} is none of diffusers' classes that are modelled: "
             f"{', '.join(each for each in supported_families() if each[0].isupper())}; trace the module with "
             "memplan.trace, or give the config of its transformer"
         )
         raise ConfigError(msg)
-    if module is None:
-        msg = (
-            f"{source}: model_type {model_type!r} is not supported."
-            f"{did_you_mean(model_type, supported_families())} Name the nearest one with `family`: "
-            f"{', '.join(supported_families())}"
-        )
-        raise UnsupportedFamilyError(msg)
-    return module
+    msg = (
+        f"{source}: model_type {model_type!r} is not supported."
+        f"{did_you_mean(model_type, supported_families())} Name the nearest one with `family`: "
+        f"{', '.join(supported_families())}"
+    )
+    raise UnsupportedFamilyError(msg)
 
 
 def _check_read(model: ModelSpec, num_labels: int | None, *, source: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import memplan
 from memplan.compute.flops import count_flops
 from memplan.errors import SetupError
-from memplan.families.index import FAMILY_MODULES
+from memplan.families import supported_families
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
@@ -201,7 +201,7 @@ def test_with_shares_of_the_sequence_a_mixture_is_added_up_once() -> None:
 
 
 def test_plans_are_of_types_that_are_read() -> None:
-    assert set(FAMILY_MODULES) >= set(PLANS)
+    assert set(supported_families()) >= set(PLANS)
 
 
 def test_what_torch_itself_does_not_run_is_refused() -> None:
