@@ -60,8 +60,10 @@ def test_untied(config: dict[str, object], grows: int) -> None:
 
 
 def test_flava_from_its_defaults() -> None:
+    """The module that owns the most is an output matrix with the bias that is its head's too."""
     counts = count_parameters(read({"model_type": "flava"}))
     assert (counts.total, counts.base) == (357_645_303, 241_356_289)
+    assert counts.largest_layer == 30_522 * 768 + 30_522
 
 
 def test_flavas_codebook_is_frozen_unless_the_config_says_so() -> None:
