@@ -119,7 +119,7 @@ def largest_layer_unfused(tape: Tape) -> int:
 
 
 def module_parameters(segment: Segment) -> Counter[str]:
-    """Parameters that each module of a segment owns itself, tied ones of earlier segments too."""
+    """Parameters that each module of a segment owns itself, tied ones of others too."""
     owned: Counter[str] = Counter()
     for parameter in segment.parameters:
         owned[parameter.module] += parameter.num_weights // parameter.num_modules

@@ -66,9 +66,8 @@ def named_modules(model: ModelSpec, tape: Tape) -> tuple[NamedModule, ...]:
             for each in segment.parameters
             if by_weights and each.role is WeightRole.OUTPUT
         }
-        outputs |= (
-            {module for module, _ in segment.tied} if model.blueprint and has_output else set()
-        )
+        if model.blueprint and has_output:
+            outputs |= {module for module, weight in segment.tied if len(weight.matrix_shape) > 1}
         first = begun.get(segment.name, 0)
         for repetition in range(first, first + segment.num_copies):
             found += [

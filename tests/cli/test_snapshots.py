@@ -29,6 +29,11 @@ def recorded_setup(model: str) -> tuple[str, ...]:
     return ("explain", model, "--batch-size", "2", "--seq-len", "128", "--precision", "bf16")
 
 
+def half_the_batch(model: str) -> tuple[str, ...]:
+    """Another setup than the recording's: both sides hold blocks that the other has not."""
+    return ("explain", model, "--batch-size", "1", "--seq-len", "128", "--precision", "bf16")
+
+
 def test_a_snapshot_is_written(run: Any, tmp_path: Path):
     file = tmp_path / "out.pickle"
     done = run("explain", "gpt2", "--seq-len", "64", "--snapshot", str(file))
@@ -63,8 +68,7 @@ def test_a_prediction_against_a_real_run(run: Any, model: str):
 
 def test_another_setup_parts_where_it_must(run: Any, model: str):
     """Predicted for half the batch: the missing logits and activations are named with their lines."""
-    setup = ("explain", model, "--batch-size", "1", "--seq-len", "128", "--precision", "bf16")
-    done = run(*setup, "--against", str(RECORDED), "--format", "csv")
+    done = run(*half_the_batch(model), "--against", str(RECORDED), "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     lone = [row for row in rows if row["part"] == "only"]
     assert any("modeling_llama.py" in row["name"] for row in lone)
@@ -72,9 +76,11 @@ def test_another_setup_parts_where_it_must(run: Any, model: str):
 
 
 def test_the_table_shows_places_as_they_are(run: Any, model: str):
+    """Of the recording's own setup only what is predicted parts: the script hands its ids over as labels too."""
     done = run(*recorded_setup(model), "--against", str(RECORDED))
     assert "[inputs]" in done.stdout
-    assert "train.py" in done.stdout
+    done = run(*half_the_batch(model), "--against", str(RECORDED))
+    assert "train.py:68 to_device" in done.stdout
     assert "in backward" in done.stdout
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from memplan.errors import ConfigError
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
+from memplan.graph.model import record_model
 from memplan.model.spec import Task
 from tests.families.reading import counted, read
 
@@ -161,3 +163,20 @@ def test_impossible_shapes(model_type: str, changed: dict[str, object], message:
     model = {**config_of(model_type), **changed}
     with pytest.raises(ConfigError, match=message):
         read(model)
+
+
+def test_nothing_reads_the_boxes_that_lilts_last_layer_hands_on() -> None:
+    """Its scores are read; what is made of the values has no gradient (torch 2.13, ``grad is None``)."""
+    tape = record_model(read(config_of("lilt"), TOKENS), TapeOptions(seq_len=16))
+    *_, last = [each for each in tape.segments if each.is_layer]
+    unused = {
+        (each.index, one.module) for each in tape.segments for one in each.parameters if one.unused
+    }
+    assert unused == {
+        (last.index, module)
+        for module in (
+            "attention.self.layout_value", "attention.layout_output.dense",
+            "attention.layout_output.LayerNorm", "layout_intermediate.dense",
+            "layout_output.dense", "layout_output.LayerNorm",
+        )
+    }  # fmt: skip

@@ -3,7 +3,10 @@
 import pytest
 
 from memplan.errors import ConfigError
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
+from memplan.graph.model import record_model
+from memplan.graph.module_names import named_modules
 from memplan.model.spec import Task
 from tests.families.reading import counted, read, trained
 
@@ -60,8 +63,18 @@ def test_untied(config: dict[str, object], grows: int) -> None:
 
 
 def test_flava_from_its_defaults() -> None:
+    """The module that owns the most is an output matrix with the bias that is its head's too."""
     counts = count_parameters(read({"model_type": "flava"}))
     assert (counts.total, counts.base) == (357_645_303, 241_356_289)
+    assert counts.largest_layer == 30_522 * 768 + 30_522
+
+
+def test_none_of_flavas_matrices_gives_the_logits() -> None:
+    """``get_output_embeddings`` finds none: adapters of all linear layers stand beside its heads' too."""
+    model = read(FLAVA, Task.PRETRAINING)
+    named = named_modules(model, record_model(model, TapeOptions()))
+    assert "mlm_head.decoder" in {each.name for each in named}
+    assert not any(each.is_output for each in named)
 
 
 def test_flavas_codebook_is_frozen_unless_the_config_says_so() -> None:

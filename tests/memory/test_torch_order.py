@@ -261,11 +261,18 @@ def test_the_gradient_of_keys_is_copied_by_their_projection_alone(batch: int) ->
 
 
 def test_masks_are_made_before_what_is_added_to_the_tokens() -> None:
-    """And of every sequence, since the class takes a mask of ones where it is given none."""
+    """And of every sequence, since the class takes a mask of ones where it is given none.
+
+    Positions are counted before that, and looked up behind it (transformers 5.23,
+    models/bart/modeling_bart.py:621, :627, :634, :648).
+    """
     given = given_for(BART, "seq2seq-lm", precision="bf16", attention="eager")
     embed = next(each for each in given.tape.segments if each.name == "decoder.embed")
     names = [operation.name for operation in embed.operations]
-    assert gone_before(names, "where", "arange")
+    counted, masked = names.index("arange"), names.index("where")
+    assert names[counted : counted + 3] == ["arange", "add_scalar", "ones"]
+    assert counted < masked
+    assert names[masked + 1 :][:3] == ["add_scalar", "embedding", "add"]
     assert names.count("bitwise_and") == 2
 
 

@@ -29,6 +29,7 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
+from memplan.graph.modules.unread import unread_graph
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 
@@ -190,6 +191,7 @@ class LiltEncoder(StackParts):
             layer_outputs = layer_module(x, layout_inputs, mask)
             x = layer_outputs[0]
             layout_inputs = layer_outputs[1]
+        _unread = unread_graph(self.run)
         return x
 
 

@@ -6,7 +6,7 @@ from memplan.classes.heads import Task
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Tensor
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module, Weight
@@ -56,9 +56,17 @@ def _all(module: Module) -> list[Module]:
 
 def counted(run: Run, modules: Sequence[Module]) -> Tensor:
     """Modules' own weights, of which one operation without a size reads all."""
-    weights = [each.parameter(weight) for each in modules for weight in each.weights.values()]
+    weights = [_owned(each, weight) for each in modules for weight in each.weights.values()]
     made = run.tensor(0, DType.FP32)
     if weights:
         gradients = (Gradient.FRESH,) * len(weights)
         run.record(OperationKind.COUNTED, weights, (made,), gradients=gradients)
     return made
+
+
+def _owned(module: Module, weight: Weight) -> Parameter:
+    """A weight on the tape; another module's is this one's too."""
+    found = module.parameter(weight)
+    if weight.owner is not module:
+        module.run.tie(found, module.within)
+    return found

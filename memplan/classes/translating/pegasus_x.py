@@ -233,7 +233,6 @@ class PegasusXEncoder(PegasusXStack):
         self.layers = LayerList(
             "encoder.layers", kinds, lambda kind: self.layer(config, kind), streams=True
         )
-        self.layers.ends = False  # what the last one leaves unread has a name here
         self.layer_norm: CutLayerNorm = CutLayerNorm(hidden)
         self.layer_norm.segment = "encoder.norm", ModelPart.NORM
 

@@ -357,7 +357,7 @@ class Segment:
         self.lingering: list[Tensor] = []
         """What variables hold until the segment ends."""
         self.tied: list[tuple[str, Parameter]] = []
-        """Modules of this segment, and the weights of earlier ones that they own too."""
+        """Modules of this segment, and the weights of others that they own too."""
         self.entered: list[tuple[int, str]] = []
         """Modules without parameters of their own, and the operation before which each is called;
         those whose name is the beginning of a parameter's are known from that."""

@@ -115,7 +115,7 @@ class Weights(Lifetimes):
         return made
 
     def tie(self, weight: Parameter, module: str) -> None:
-        """Note that a module of the present segment owns an earlier segment's weight too."""
+        """Note that a module of the present segment owns another module's weight too."""
         self.segment.tied.append((module, weight))
 
     def matrix(
