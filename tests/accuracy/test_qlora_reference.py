@@ -55,6 +55,7 @@ def test_fake_tensors(
 
 
 @pytest.mark.reference
+@pytest.mark.usefixtures("labels_are_ids")
 def test_cuda_kernels(
     reference_dir: Path, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.accuracy.comparison import Comparison, read_records, remember
 from tests.accuracy.split_records import predict_split
+from tests.batches import positions_in_tables
 
 # figure: (95th percentile, worst) that the relative error may reach
 BARS = {
@@ -33,8 +35,9 @@ def test_every_record(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     comparison = Comparison()
-    for record in read_records(reference_dir / f"{name}.jsonl"):
-        comparison.add(record, record["bytes"], predict_split)
+    with positions_in_tables():
+        for record in read_records(reference_dir / f"{name}.jsonl"):
+            comparison.add(record, record["bytes"], predict_split)
     with capsys.disabled():
         sys.stdout.write(f"\n{name}.jsonl: {comparison.table()}\n")
     assert not comparison.refused
@@ -60,7 +63,9 @@ def own_records(checkout: Path) -> list[dict[str, Any]]:
 def test_own_records(checkout: Path) -> None:
     """Fresh cases: other families, tied tables, biases, several sequences, other optimizers."""
     for record in own_records(checkout):
-        predicted = predict_split(record)
+        given = record.get("positions") == "in tables"
+        with positions_in_tables() if given else nullcontext():
+            predicted = predict_split(record)
         for figure in BARS.keys() - {"peak"}:
             truth = record["bytes"][figure]
             assert abs(predicted[figure] - truth) <= 1e-4 * truth, (record["settings"], figure)

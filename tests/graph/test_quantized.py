@@ -50,12 +50,22 @@ def test_parameters_are_those_of_the_model() -> None:
 
 def test_what_is_stored() -> None:
     found = {
-        name: answer(quantize=name).phases["load"].components["parameters"]
+        name: answer(quantize=name).phases["forward"].components["parameters"]
         for name in ("none", "nf4", "int8")
     }
     linear = 4 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
     assert found["none"] - found["nf4"] == 2 * linear - linear // 2
     assert found["none"] - found["int8"] == linear
+
+
+@pytest.mark.parametrize(("compute", "cast"), [("bf16", True), ("fp32", False)])
+def test_adapters_come_in_the_format_that_four_bits_compute_in(compute: str, cast: bool) -> None:
+    """peft 0.21 moves them to that of the layer below, and casts each to fp32 when all are there."""
+    options = {"compute_dtype": compute}
+    load = answer(quantize="nf4", engine_options=options).phases["load"].components
+    last_two = 2 * 8 * (512 + 256)
+    """The peak is where the last adapter's first matrix is cast: it and the second lie there in 16 bits."""
+    assert load.get("temporaries", 0) == (last_two if cast else 0)
 
 
 def test_the_head_and_the_embedding_stay() -> None:

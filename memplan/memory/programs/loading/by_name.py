@@ -7,6 +7,7 @@ their names (core_model_loading.py, ``dot_natural_key``). Adapters are made when
 
 from collections.abc import Iterable, Sequence
 
+from memplan.dtypes import DType
 from memplan.graph.core.overlay import BASE_LAYER
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.memory.account import ComponentKind
@@ -49,6 +50,13 @@ def load_by_name(
         for each in buffers:
             tables.load(each)
     narrow = min((each[0].dtype for each in base), key=lambda dtype: dtype.num_bytes)
+    return loaded, load_adapters(ledger, weights, loaded, narrow)
+
+
+def load_adapters(
+    ledger: Ledger, weights: Sequence[Weight], loaded: dict[Weight, Block], narrow: DType
+) -> list[Weight]:
+    """Those that peft makes in a narrower format than they are trained in: to be cast (``cast_adapters``)."""
     cast: list[Weight] = []
     for weight in weights:
         parameter = weight[0]
@@ -61,7 +69,7 @@ def load_by_name(
             loaded[weight] = ledger.allocate(size, 0, ComponentKind.TEMPORARIES, _AS_THE_BASE)
         else:
             loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-    return loaded, cast
+    return cast
 
 
 def cast_adapters(ledger: Ledger, loaded: dict[Weight, Block], cast: Iterable[Weight]) -> None:

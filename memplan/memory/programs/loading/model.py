@@ -55,11 +55,11 @@ class Loading:
         if options.quantization is not None:
             from memplan.memory.programs.loading.quantized import load_quantized  # only then
 
-            load_quantized(
+            self.blocks, cast = load_quantized(
                 self.ledger, self.weights, tables, options,
                 by_device_map=self.loads_by_device_map, places=tables.places,
             )  # fmt: skip
-            return []
+            return cast
         if self.loads_by_device_map:
             from memplan.memory.programs.loading.by_name import load_by_name  # only then
 
@@ -91,13 +91,13 @@ class Loading:
         if options.quantization is not None:
             from memplan.memory.programs.loading.quantized import load_quantized  # only then
 
-            loaded = load_quantized(
+            self.blocks, cast = load_quantized(
                 self.ledger, self.weights, self.tables, options,
                 by_device_map=self.loads_by_device_map, places={},
             )  # fmt: skip
             self.tables.load_all()
-            return loaded
-        cast = self._load()
+        else:
+            cast = self._load()
         if cast:
             from memplan.memory.programs.loading.by_name import cast_adapters  # only then
 

@@ -7,7 +7,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Buffer
 from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
-from memplan.memory.programs.loading.by_name import place_in_file, warm_up
+from memplan.memory.programs.loading.by_name import load_adapters, place_in_file, warm_up
 from memplan.memory.programs.loading.tables import Tables
 from memplan.memory.programs.weights import Places, Weight
 from memplan.memory.replaying.ledger import Block, Ledger
@@ -25,8 +25,9 @@ def load_quantized(
     *,
     by_device_map: bool,
     places: Places,
-) -> dict[Weight, Block]:
-    """The base, weight by weight; what is left of it cast to fp32; and the adapters, which come last.
+) -> tuple[dict[Weight, Block], list[Weight]]:
+    """The base, weight by weight; what is left of it cast to fp32; and the adapters, which come last: in the format in
+    which a 4-bit layer computes (peft 0.21, ``_get_base_layer_device_and_dtype``). Returned with those yet to be cast.
 
     Another loader than transformers' takes them in the order of their modules: torchtune's, one of one's
     own. A weight's scales come behind it, what is in no file at the end: those of ``places``, others later.
@@ -52,11 +53,8 @@ def load_quantized(
         tables.load(each)
     if how.upcast is not Upcast.NONE:
         _upcast(ledger, loaded, options.quantized_from)
-    for weight in weights:
-        if weight[0].of_adapter:
-            size = weight[0].storage.num_bytes
-            loaded[weight] = ledger.allocate(size, 0, ComponentKind.PARAMETERS, weight)
-    return packed | loaded
+    cast = load_adapters(ledger, weights, loaded, how.compute_dtype or DType.FP32)
+    return packed | loaded, cast
 
 
 def _beside_weights(
