@@ -71,10 +71,13 @@ def test_every_phase_is_the_built_in_model_s(pair: tuple[ModelSpec, ModelSpec]) 
         # Tables of positions that a module registers beside its weights: a tape does not have them.
         tables = known.phases["backward"].components.get("buffers", 0)
         assert tables in (0, 1024), fields
-        assert found.peak_bytes == known.peak_bytes - tables, fields
+        # Position ids, which checkpoints of Llama's layers hold: that layers are handed any is in no tape of operations.
+        held = 8 * setup.seq_len if built.family == "llama" and "checkpointing" in fields else 0
+        beside = tables + held
+        assert found.peak_bytes == known.peak_bytes - beside, fields
         assert found.held_bytes == known.held_bytes - tables, fields
         assert (
-            found.phases["backward"].peak_bytes == known.phases["backward"].peak_bytes - tables
+            found.phases["backward"].peak_bytes == known.phases["backward"].peak_bytes - beside
         ), fields
 
 

@@ -10,6 +10,7 @@ from memplan.estimator.recording import record, shared_options, tape_options
 from memplan.graph.attention.head_layout import Shape
 from memplan.graph.attention.scratch import flash_forward_scratch
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.segments import RESULT
 from memplan.graph.core.tape import Tape
 from memplan.memory.programs.program import Program
 from memplan.memory.rank import RankInput
@@ -50,7 +51,8 @@ def test_what_a_call_asks_for(
 def test_neither_dropout_nor_sequences_in_one_row_are_split() -> None:
     spec = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=64, dropout=0.1)
     tape = Tape(TapeOptions(multiprocessors=108))
-    assert not flash_forward_scratch(tape, Shape(1, 512, 512, spec))
+    # Of dropout only its state, in the place of one that was made for none.
+    assert flash_forward_scratch(tape, Shape(1, 512, 512, spec)) == (RESULT, RESULT, 512, RESULT, ~2)
     plain = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=64)
     assert not flash_forward_scratch(tape, Shape(1, 512, 512, plain, is_varlen=True))
     assert not tape.flash_grids

@@ -53,10 +53,13 @@ def test_the_same_layers_by_other_words() -> None:
 
 
 def test_each_layer_saves_as_much_wherever_it_is() -> None:
+    """But for the position ids, which all checkpoints hold alike."""
     whole = kept("none")
-    one = whole - kept("layers.3")
-    assert whole - kept("3,9,12") == 3 * one
-    assert whole - kept("8-15") == whole - kept("0-7") == 8 * one
+    one = kept("layers.3") - kept("3,9")
+    positions = one - (whole - kept("layers.3"))
+    assert positions == 8 * 512
+    assert whole - kept("3,9,12") == 3 * one - positions
+    assert whole - kept("8-15") == whole - kept("0-7") == 8 * one - positions
 
 
 def test_layers_that_there_are_not_are_refused(run: Callable[..., Any]) -> None:
