@@ -20,10 +20,11 @@ def one_batch() -> Iterator[None]:
 
 @contextmanager
 def positions_in_tables() -> Iterator[None]:
-    """A script turns positions into rotary tables itself: layers are handed these alone, and a checkpoint keeps no more.
+    """Layers are handed rotary tables and no position ids, so that a checkpoint keeps none.
 
-    A rank that has a share of the embedded tokens needs that: transformers' model counts as many positions as there are
-    of these, and its tables do not fit the gathered queries.
+    What records show, whose script is not at hand: 8 bytes a token are missing from what checkpointed layers keep, and
+    no batch is larger for it. Where a rank embeds a share of the tokens, a script cannot leave positions to transformers'
+    model: it counts as many as there are in the share, and its tables do not fit the gathered queries (tried).
     """
     forget_everything()
     with mock.patch.object(Recording, "be_handed"):
