@@ -52,7 +52,13 @@ def test_neither_dropout_nor_sequences_in_one_row_are_split() -> None:
     spec = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=64, dropout=0.1)
     tape = Tape(TapeOptions(multiprocessors=108))
     # Of dropout only its state, in the place of one that was made for none.
-    assert flash_forward_scratch(tape, Shape(1, 512, 512, spec)) == (RESULT, RESULT, 512, RESULT, ~2)
+    assert flash_forward_scratch(tape, Shape(1, 512, 512, spec)) == (
+        RESULT,
+        RESULT,
+        512,
+        RESULT,
+        ~2,
+    )
     plain = AttentionSpec(num_heads=8, num_kv_heads=8, head_dim=64)
     assert not flash_forward_scratch(tape, Shape(1, 512, 512, plain, is_varlen=True))
     assert not tape.flash_grids

@@ -14,6 +14,10 @@ from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 
 
+MOST_COMPARED = 1000
+"""Parameters that are gathered or waited for at once: with more each layer would take as long to look at as it takes to play."""
+
+
 class PlayedCoordinator(Coordinator):
     """The coordinator, with its gathered parameters in a ledger.
 
@@ -209,8 +213,11 @@ class PlayedCoordinator(Coordinator):
         return self.persistent if self.has_trace else frozenset()
 
     def standing_at(self, layers: Layers) -> Hashable:
-        """All that later decisions depend on, seen from a layer; None where some of what stays is yet to come."""
+        """All that later decisions depend on, seen from a layer; None where some of what stays is yet to come,
+        or where it is too much."""
         self.begun_at[layers.copy] = self.step, len(self.recorded)
+        if max(len(self.sizes), self.head - self.starts[self.step]) > MOST_COMPARED:
+            return None
         place, stays = layers.place, self._staying
         gathered = frozenset(
             (place(weight), size, self.blocks.get(weight))

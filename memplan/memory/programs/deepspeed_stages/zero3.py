@@ -22,6 +22,7 @@ from memplan.memory.deepspeed.shards import (
     scatter_settings,
 )
 from memplan.memory.engine_options import looks_for_overflow
+from memplan.memory.programs.deepspeed_stages.gathering import MOST_COMPARED
 from memplan.memory.programs.deepspeed_stages.holding import REDUCE_STREAM, SHARDS, HoldingShards
 from memplan.memory.programs.weights import Weight
 from memplan.memory.replaying.ledger import Block, Ledger, Part
@@ -114,6 +115,8 @@ class ShardedParametersProgram(HoldingShards):
     def standing_at(self, segment: Segment, copy: int) -> Hashable:
         """What is gathered and what waits, by where it is from here."""
         if not self.traces or self.company is not None or self.coordinator.second_shard:
+            return None
+        if len(self.waiting) > MOST_COMPARED:
             return None
         layers = self._layers(segment, copy)
         place, gathering = layers.place, self.coordinator.standing_at(layers)
