@@ -1,7 +1,7 @@
 """Decoders that differ from Llama in one thing or two.
 
 (transformers 5.23: models/granite, hyperclovax, arcee, jais2, apertus, exaone4, ministral3, helium, seed_oss,
-hunyuan_v1_dense, smollm3)
+hunyuan_v1_dense, smollm3, cwm)
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from memplan.classes.llama import (
     FULL,
     MLP,
     SLIDING,
+    BothMasksModel,
     GatedMLP,
     Heads,
     LayerKind,
@@ -24,6 +25,7 @@ from memplan.classes.llama import (
     PlainMLP,
     WholeMaskModel,
     check_types,
+    layer_windows,
 )
 from memplan.classes.olmo import OutputNormLayer
 from memplan.families.llama import read_activation
@@ -326,3 +328,12 @@ class SmolLM3Model(WholeMaskModel):
         if listed:
             return [bool(each) for each in listed[:count]]
         return [interval is None or (number + 1) % interval != 0 for number in range(count)]
+
+
+class CwmModel(BothMasksModel):
+    def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
+        window = config.optional_integer("sliding_window")
+        if config.texts("layer_types"):
+            return list(map(LayerKind, layer_windows(config, window)))
+        count = config.layers("num_hidden_layers")
+        return [LayerKind(window if at % 4 else None) for at in range(count)]

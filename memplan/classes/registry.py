@@ -47,6 +47,7 @@ CLASSES = {
     "convnext": "pictures.convnext.ConvNextModel",
     "convnextv2": "pictures.convnext.ConvNextV2Model",
     "cvt": "pictures.cvt.CvtModel",
+    "cwm": "llama_kin.CwmModel",
     "d_fine": "detecting.d_fine.DFineModel",
     "dbrx": "mixed.dbrx.DbrxModel",
     "deepseek_vl_hybrid": "joined.convolved.DeepseekVLHybridModel",

@@ -62,6 +62,7 @@ COUNTS = [
     ("seed_oss", 863_808, 799_808),
     ("helium", 243_264, 179_264),
     ("jais2", 220_544, 156_544),
+    ("cwm", 857_664, 793_664),
 ]
 
 
@@ -272,3 +273,12 @@ def test_a_single_key_head_is_not_copied() -> None:
     }
     assert "repeat_kv" not in operations[1]
     assert "repeat_kv" in operations[2]
+
+
+def test_code_world_model_looks_at_all_tokens_in_every_fourth_layer() -> None:
+    """``CwmConfig.__post_init__``: the first layer is one of these."""
+    windows = [each.sliding_window for each in attentions(read("cwm", num_hidden_layers=5))]
+    assert windows == [None, 8192, 8192, 8192, None]
+    types = ["sliding_attention", "full_attention"]
+    named = read("cwm", num_hidden_layers=2, layer_types=types, sliding_window=16)
+    assert [each.sliding_window for each in attentions(named)] == [16, None]
