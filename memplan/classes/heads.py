@@ -10,12 +10,12 @@ from memplan.classes.base import Base
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.graph.losses.tasks import language_model_loss, takes_matrix
 from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
-from memplan.graph.written.losses import language_model_loss, takes_matrix
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.training.objectives import JOINED, Objective
@@ -83,7 +83,7 @@ def finish(module: Task, loss: Tensor) -> None:
     run.leave(WHOLE_MODEL)
     run.finish(loss)
     if run.options.objective in JOINED and run.options.ends_in_loss:
-        from memplan.graph.written.joint_losses import joint_loss  # only where several take part
+        from memplan.graph.losses.joint import joint_loss  # only where several take part
 
         joint_loss(run, loss, module.spec.num_outputs)
 
@@ -130,7 +130,7 @@ class ForCausalLM(Task):
             return found
 
         if run.options.objective is not Objective.TASK:
-            from memplan.graph.written.joint_losses import objective_outputs  # only then
+            from memplan.graph.losses.joint import objective_outputs  # only then
 
             return objective_outputs(run, self.spec, x.record, self.table(), project)
         self.base.keep_logits()

@@ -15,8 +15,8 @@ from memplan.graph.attention.masks import attentions
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
 from memplan.graph.counts import total_parameters
+from memplan.graph.losses.joint import check_objective
 from memplan.graph.remembered import OF_TAPES
-from memplan.graph.written.joint_losses import check_objective
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.beside import ALONE, Beside, Share, SideModel, When, raised
 from memplan.memory.engine_options import frozen_format

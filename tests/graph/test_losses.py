@@ -6,8 +6,8 @@ import pytest
 
 from memplan.dtypes import DType
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.losses.tasks import liger_chunk_rows
 from memplan.graph.model import record_model
-from memplan.graph.written.losses import liger_chunk_rows
 from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
 from memplan.training.choices_of_kernels.kernels import Kernels, LossKernel

@@ -172,7 +172,7 @@ def test_a_dense_decoder_reads_neither_towers_nor_mixtures() -> None:
     others = (
         "memplan.graph.towers",
         "memplan.classes.mixed.mixtures",
-        "memplan.graph.written.single_stack",
+        "memplan.graph.losses.single_stack",
     )
     assert [each for each in names if each.startswith(others)] == []
 

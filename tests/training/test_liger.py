@@ -7,7 +7,7 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
-from memplan.graph.written.losses import unsloth_chunk_rows
+from memplan.graph.losses.tasks import unsloth_chunk_rows
 from memplan.training.choices_of_kernels.kernels import LossKernel, NormKernel
 from memplan.training.choices_of_kernels.liger import LIGER_MODELS, liger_overrides
 from memplan.training.choices_of_kernels.losses import LOSS_FORMS

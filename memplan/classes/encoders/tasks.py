@@ -11,13 +11,13 @@ from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
 from memplan.classes.sensed.counted import declare_all
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import copy_outputs
 from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.graph.stacks import BASE_MODEL
-from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.networks import Activation

@@ -25,13 +25,13 @@ from memplan.classes.translating.tables import WordEmbedding
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import copy_outputs
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, Linear, dropout
 from memplan.graph.modules.functional import batched_product, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.module import Module
 from memplan.graph.operations.losses import cross_entropy
-from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.parameters import ModelPart, WeightRole

@@ -14,6 +14,7 @@ from memplan.families.request import ReadRequest
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.losses.tasks import copy_outputs
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle, empty, made_by
@@ -22,7 +23,6 @@ from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.graph.stacks import BASE_MODEL
-from memplan.graph.written.losses import copy_outputs
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task as TaskKind
 from memplan.model.layers import EmbeddingSpec, LayerSpec

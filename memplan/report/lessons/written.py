@@ -13,13 +13,13 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.feed_forward import feed_forward
+from memplan.graph.losses.tasks import language_model_loss
 from memplan.graph.operations.activations import gelu_new
 from memplan.graph.operations.elementwise import dropout, softmax
 from memplan.graph.operations.lookups import embedding
 from memplan.graph.operations.norms import layer_norm, rms_norm
 from memplan.graph.operations.products import linear, matmul_weight
 from memplan.graph.operations.rotary import rotary
-from memplan.graph.written.losses import language_model_loss
 from memplan.model.attention import AttentionSpec
 from memplan.model.networks import Activation, FeedForwardSpec
 from memplan.report.lessons.teaching import (

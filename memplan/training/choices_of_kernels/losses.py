@@ -1,6 +1,6 @@
 """What each way from hidden states to a loss keeps and makes: one row for each ``LossKernel``.
 
-The choice moves a Llama-3.1-8B step by tens of GiB. A row is data: ``memplan.graph.written.losses`` reads it and
+The choice moves a Llama-3.1-8B step by tens of GiB. A row is data: ``memplan.graph.losses.tasks`` reads it and
 writes the operations. Another code base's loss that does the same is another name of the same row.
 """
 

@@ -18,9 +18,9 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
+from memplan.graph.losses.tasks import trl_scratch
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.operations.products import linear
-from memplan.graph.written.losses import trl_scratch
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec
 from memplan.training.compilation import Compilation

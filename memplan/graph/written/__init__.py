@@ -1,1 +1,0 @@
-"""Models written out layer by layer from a specification: types that have no class yet."""
