@@ -203,7 +203,7 @@ def test_a_tower_is_the_first_stages() -> None:
         images_per_sample=2,
     )  # fmt: skip
     model = memplan.load_model("gemma-3-4b")
-    tower = 417_000_000
+    tower = 417_000_000  # about: what a rank has of it is rounded up, tensor by tensor
     held = [_held(model, setup, rank) for rank in (0, 1)]
     frozen = [_held(model, replace(setup, freeze="vision_tower"), rank) for rank in (0, 1)]
     copied = model.vocab_size * model.hidden_size

@@ -85,7 +85,7 @@ def test_classes_of_their_own_share_every_layer(model: str, refusal: str) -> Non
         found = memplan.estimate(model, setup)
         kept.append(found.phases["forward"].components["activations"])
         assert any("by the model's own classes" in text for text in found.assumptions)
-    assert kept[0] == pytest.approx(4 * kept[1], rel=0.05)
+    assert kept[0] == pytest.approx(4 * kept[1], rel=1e-3)
     with pytest.raises(SetupError, match="no ranks share sequences"):
         memplan.estimate(model, TrainingSetup(**{**fields, **own, "context_parallel": 1}))
 
@@ -109,7 +109,8 @@ def test_deepspeed_reduces_a_rings_gradients_as_any_ranks() -> None:
         )  # fmt: skip
         found = memplan.estimate("llama-3.2-1b", setup)
         buckets.append(found.phases["backward"].components["communication_buffers"])
-    assert buckets[1] == pytest.approx(2 * buckets[0], rel=0.01)
+    # What is beside the buckets at the fullest moment, 54 MB of 7.8 GB, comes once.
+    assert buckets[1] == pytest.approx(2 * buckets[0], rel=0.0075)
 
 
 def test_a_card_without_such_a_kernel() -> None:

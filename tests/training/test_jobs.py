@@ -201,5 +201,6 @@ def test_log_probabilities_of_fp32_logits_at_once() -> None:
         engine="ddp", precision="bf16", micro_batch_size=4, seq_len=1024, optimizer="sgd", job=job
     )
     phases = memplan.estimate(TORCHTUNES, setup, gpu="h100-80gb").phases
+    # 64 MiB are missing, 8 KiB a token, and what they are was not found: the bound is what is reached, 1.58 %.
     for name, measured in MEASURED.items():
-        assert phases[name].peak_bytes == pytest.approx(measured, rel=0.017)
+        assert phases[name].peak_bytes == pytest.approx(measured, rel=0.016)
