@@ -1,9 +1,10 @@
 """From a model and a setup to an ``Estimate``: its engine laid over the walked model."""
 
-from memplan.estimator.assumptions import assumptions_of, notes_of
+from memplan.estimator.assumptions import assumptions_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.modelled.skipped_layers import skipped_words
+from memplan.estimator.notes import notes_of
 from memplan.estimator.recording import attention_kernel
 from memplan.fast_dataclass import replace
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from memplan.estimator.assumptions import tying_note
+from memplan.estimator.notes import tying_note
 from memplan.fast_dataclass import dataclass
 from memplan.graph.counts import ParameterCounts
 from memplan.graph.module_tree import ModuleNode
