@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ class ClassBlueprint:
     Two are equal where their configs are, so that models can be looked up by them.
     """
 
-    __slots__ = ("_key", "_shapes", "_values", "family", "source")
+    __slots__ = ("_key", "_sizes", "_values", "family", "source")
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class ClassBlueprint:
         self.source = source
         self._values = config, row, layers
         self._key = family, _text(config), layers
-        self._shapes: dict[Task, tuple[tuple[int, ...], ...]] = {}
+        self._sizes: dict[Task, tuple[tuple[int, ...], ...]] = {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ClassBlueprint) and self._key == other._key
@@ -80,14 +81,19 @@ class ClassBlueprint:
             all_defaults=parts if isinstance(parts, dict) else {},
         )  # fmt: skip
 
-    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the class's parameters, of each kind of layer once; found once for a task, whoever asks."""
+    def sizes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the class's parameters, of each kind of layer once, and how many of each kind every list of layers
+        holds; found once for a task, whoever asks."""
         from memplan.classes.record import build  # only when it is asked for
 
-        found = self._shapes.get(model.task)
+        found = self._sizes.get(model.task)
         if found is None:
-            parameters = build(self.reader(), model).parameters()
-            found = self._shapes[model.task] = tuple(each.shape for each in parameters)
+            built = build(self.reader(), model)
+            lists = (each for _, each in built.modules() if isinstance(each, LayerList))
+            found = self._sizes[model.task] = (
+                *(each.shape for each in built.parameters()),
+                *(tuple(Counter(each.kinds).values()) for each in lists),
+            )
         return found
 
     def record(self, model: ModelSpec, options: TapeOptions) -> Run:

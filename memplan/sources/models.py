@@ -268,4 +268,4 @@ def _is_same(model: ModelSpec, other: ModelSpec) -> bool:
     """A class may have sizes of which no other room asks: FSMT's table of the source."""
     if model != other or model.blueprint is None or other.blueprint is None:
         return model == other
-    return model.blueprint.weight_shapes(model) == other.blueprint.weight_shapes(other)
+    return model.blueprint.sizes(model) == other.blueprint.sizes(other)

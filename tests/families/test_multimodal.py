@@ -6,6 +6,7 @@ import pytest
 
 from memplan.classes.registry import CLASSES, is_joined
 from memplan.errors import ConfigError, SetupError
+from memplan.graph.core.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
 from memplan.graph.model import record_model
@@ -343,6 +344,32 @@ def test_given_text_alone_nothing_runs_through_a_tower() -> None:
     assert sum(each.repeat for each in seen if each.is_layer) == 3
     assert all(weight.unused for each in seen for weight in each.parameters)
     assert not any(each.operations for each in seen)
+
+
+def test_windows_at_the_edge_of_a_picture_are_smaller() -> None:
+    """Two pictures of 18 patches a side in windows of 8 (transformers 5.23, ``vision_utils.py:130``, tells the same sizes);
+    in a layer that sees all, each picture by itself. No patch is left out."""
+    vision = {
+        **SMALL,
+        "depth": 2,
+        "num_heads": 4,
+        "fullatt_block_indexes": [1],
+        "out_hidden_size": 64,
+    }
+    text = {**SMALL, "num_key_value_heads": 4, "vocab_size": 100}
+    model = read({"model_type": "qwen2_5_vl", **text, "vision_config": vision})
+    tape = record_model(model, TapeOptions(batch_size=2, seq_len=512, image_size=256))
+    windowed, whole, _ = (
+        [
+            each.outputs[0].numel // 64
+            for each in segment.operations
+            if each.kind in ATTENTION_KERNELS
+        ]
+        for segment in tape.segments
+        if segment.beside and segment.is_layer
+    )
+    assert windowed == 2 * [64, 64, 16, 64, 64, 16, 16, 16, 4]
+    assert whole == [324, 324]
 
 
 def test_frozen_parts_of_the_text_are_none_of_the_tower() -> None:

@@ -164,6 +164,16 @@ def test_cvt_classifies_by_the_last_stages_token() -> None:
         read_model(config, source="config.json", name="x", defaults=class_defaults())
 
 
+def test_sizes_that_make_no_grid_are_refused() -> None:
+    """torch raises in the same view: convolutions that pad more give the queries more rows than the stage's grid has."""
+    padded = load_model({"model_type": "cvt", "padding_q": [2, 1, 1]})
+    with pytest.raises(
+        ConfigError,
+        match=r"sizes do not go together: in stages\.1\.embed a tensor of 1 x 64 x 3364",
+    ):
+        estimate(padded, TrainingSetup())
+
+
 @pytest.mark.parametrize("model_type", ["pvt", "levit"])
 def test_classes_with_a_table_for_their_pictures_take_no_others(model_type: str) -> None:
     model = load_model({"model_type": model_type})

@@ -85,6 +85,18 @@ def test_a_size_left_out_or_misspelt_is_said_or_refused() -> None:
     assert sum(tried for tried, _ in found.values()) > 0.6 * len(families)
 
 
+def test_a_number_of_layers_left_out_is_said() -> None:
+    """Layers that are alike have the same weights, however many there are: SigLIP's texts have no stack that counts them."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    full = {
+        "model_type": "siglip",
+        "text_config": {**sizes, "num_hidden_layers": 3},
+        "vision_config": {**sizes, "num_hidden_layers": 2},
+    }
+    for part in ("text_config", "vision_config"):
+        assert not is_silent(full, with_name(full, (part,), "num_hidden_layers", None))
+
+
 @pytest.mark.fuzz
 def test_every_size_left_out_or_misspelt_is_said_or_refused() -> None:
     found = {

@@ -132,7 +132,8 @@ STILL: dict[str, frozenset[str]] = {
         "use_multi_rank_bucket_allreduce", "allgather_partitions", "elastic_checkpoint", "load_from_fp32_weights",
         "immediate_grad_update", "bf16_optimizer_states", "grad_accum_dtype", "parameter_alignment", "memory_efficient_linear",
         "attention_softmax_in_fp32", "cross_entropy_loss_fusion", "no_masked_softmax_fusion", "no_bias_gelu_fusion",
-        "no_bias_dropout_fusion", "make_vocab_size_divisible_by",
+        "no_bias_dropout_fusion", "make_vocab_size_divisible_by", "masked_softmax_fusion", "bias_dropout_fusion",
+        "recompute_method",
     }),
     "checks and hooks of DeepSpeed's": frozenset({
         "compute_grad_norm", "ignore_unused_parameters", "override_module_apply", "log_trace_cache_warnings",

@@ -4,6 +4,8 @@ or a window of one) sees itself alone.
 (transformers 5.23, models/qwen2_vl/modeling_qwen2_vl.py: ``VisionAttention``, ``Qwen2VLVisionRotaryEmbedding``)
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from math import prod
 
 from memplan.classes.pictures.base import PictureModel
@@ -27,6 +29,24 @@ from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock, WeightRole
 from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
+Stretches = tuple[int, ...]
+"""Rows of each part of a row of patches that sees itself alone."""
+
+
+def equal_stretches(rows: int, count: int) -> Stretches:
+    """Of pictures that are as large as each other."""
+    return (rows // count,) * count
+
+
+def windows_of(grid: tuple[int, int], side: int) -> Stretches:
+    """Patches of each window of a picture: those at its right and its lower edge are what is left (``get_vision_window_index``).
+
+    >>> windows_of((12, 20), 8)
+    (64, 64, 32, 32, 32, 16)
+    """
+    tall, wide = ([min(side, size - at) for at in range(0, size, side)] for size in grid)
+    return tuple(height * width for height in tall for width in wide)
+
 
 class PackedTower(PictureModel):
     """Its pictures come cut into patches."""
@@ -47,6 +67,10 @@ class PackedTower(PictureModel):
         height, width = picture_size(self.run.options.image_size, self.picture)
         tall, wide = (each * self.joins for each in self.picture.patch)
         return max(1, height // tall) * self.joins, max(1, width // wide) * self.joins
+
+    def windows(self, side: int) -> Stretches:
+        """Of all pictures, so many patches a side."""
+        return windows_of(self.grid, side) * self.num_pictures
 
     def pixels_shape(self) -> tuple[int, ...]:
         """Of all patches."""
@@ -118,7 +142,7 @@ class VisionAttention(Module):
         query_states, key_states, value_states = qkv.unbind(0)
         return query_states, key_states, value_states
 
-    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+    def forward(self, hidden_states: Handle, stretches: Stretches, tables: Tables | None) -> Handle:
         query_states, key_states, value_states = self.projected(hidden_states)
         if tables is not None:
             query_states, key_states = apply_rotary_pos_emb_vision(
@@ -146,20 +170,36 @@ def in_heads(x: Handle, head_dim: int) -> Handle:
     return x.viewed(shape, strides)
 
 
-def in_stretches(x: Handle, count: int) -> list[Handle]:
+def in_stretches(x: Handle, stretches: Stretches) -> list[Handle]:
     """``torch.split`` along the rows: the gradients of all parts are joined.
 
-    A package is told where each begins. Of very many, several that are alike are written down as a batch.
+    A package is told where each begins: one call, which is written down as a batch of as many as can be equal.
     """
-    run, (_, heads, rows, width) = x.run, x.shape
-    if run.kernels.attention.is_package:
-        return [batch_of(x, count)]
-    parts = min(count, MOST_PARTS)
-    each = [count // parts + (number < count % parts) for number in range(parts)]
-    sizes = (rows // count * number for number in each)
-    return [
-        batch_of(part, number) for part, number in zip(x.split(*sizes, dim=2), each, strict=True)
-    ]
+    if x.run.kernels.attention.is_package:
+        return [batch_of(x, most_equal(x.shape[2], len(stretches)))]
+    alike = list(alike_stretches(stretches))
+    parts = x.split(*(count * rows for count, rows in alike), dim=2)
+    return [batch_of(part, count) for part, (count, _) in zip(parts, alike, strict=True)]
+
+
+def most_equal(rows: int, count: int) -> int:
+    """Into how many equal stretches rows can be cut, of so many at most."""
+    return next(each for each in range(count, 0, -1) if rows % each == 0)
+
+
+def alike_stretches(stretches: Stretches) -> Iterator[tuple[int, int]]:
+    """What is written down as one call of attention each: how many stretches, of how many rows each; of very many, several
+    that are alike.
+
+    >>> list(alike_stretches((64, 32, 64)))
+    [(1, 64), (1, 32), (1, 64)]
+    """
+    if len(stretches) <= MOST_PARTS:
+        yield from ((1, rows) for rows in stretches)
+        return
+    for rows, number in Counter(stretches).items():
+        parts = max(1, MOST_PARTS * number // len(stretches))
+        yield from ((number // parts + (each < number % parts), rows) for each in range(parts))
 
 
 MOST_PARTS = 128
@@ -235,7 +275,7 @@ class EncoderLayer(Module):
         self.layer_norm2 = LayerNorm(size)
         self.mlp = two_linear(size, inner, active)
 
-    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+    def forward(self, hidden_states: Handle, stretches: Stretches, tables: Tables | None) -> Handle:
         residual = hidden_states
         hidden_states = self.layer_norm1(hidden_states)
         hidden_states = self.self_attn(hidden_states, stretches, tables)

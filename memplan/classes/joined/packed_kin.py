@@ -15,6 +15,8 @@ from memplan.classes.joined.packed import (
     EncoderLayer,
     PackedTower,
     SeparateAttention,
+    Stretches,
+    equal_stretches,
     in_stretches,
     interpolated,
     joined,
@@ -104,8 +106,8 @@ class EncoderTower(PackedTower):
         return made
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        pictures = self.num_pictures
         hidden_states = self.embedded(pixel_values)
+        pictures = equal_stretches(hidden_states.shape[0], self.num_pictures)
         position_embeddings = self.rotary_emb.of_patches(hidden_states.shape[0])
         for encoder_layer in self.layers:
             hidden_states = encoder_layer(hidden_states, pictures, position_embeddings)
@@ -411,7 +413,8 @@ class MuseVisionModel(EncoderTower):
     last, listed = "ln_post", "layers"
 
     def read_sizes(self, config: ConfigReader) -> None:
-        self.side, self.joins = config.integer("pos_emb_height"), config.integer("merge_size")
+        self.joins = config.integer("merge_size")
+        self.side = config.integer("pos_emb_height") // self.joins * self.joins
         self.frames_spanned = config.integer("patch_temporal")
 
     def kinds(self, config: ConfigReader) -> Sequence[bool]:
@@ -436,15 +439,14 @@ class MuseVisionModel(EncoderTower):
         return PackedTower.pixels_shape(self)
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        pictures = self.num_pictures
         inputs_embeds = self.patch_embedder(pixel_values)
         rows, size = inputs_embeds.shape
+        pictures, windows = equal_stretches(rows, self.num_pictures), self.windows(self.side)
         hidden_states = self.ln_pre(inputs_embeds)
         window_index = made_by(self.run, OperationKind.ARANGE, (rows,), DType.INT64)
         hidden_states = index(hidden_states, window_index, (rows, size))
         cos, sin = self.rotary_emb.of_patches(rows)
         cos, sin = cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
-        windows = max(1, rows // min(self.side**2, rows // pictures))
         for block in self.layers:
             hidden_states = block(hidden_states, windows if block.kind else pictures, (cos, sin))
         begin(self, f"{self.tower}.norm", ModelPart.NORM, hidden_states)
@@ -492,7 +494,7 @@ class MuseModel(ProjectedModel):
 class MiniCPMAttention(SeparateAttention):
     """Of patches in one sequence."""
 
-    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+    def forward(self, hidden_states: Handle, stretches: Stretches, tables: Tables | None) -> Handle:
         del tables
         query_states = in_rows_of_heads(self.children["q_proj"](hidden_states), self.head_dim)
         key_states = in_rows_of_heads(self.children["k_proj"](hidden_states), self.head_dim)
@@ -540,7 +542,9 @@ class MiniCPMWindowMerger(Module):
         hidden_states = self.layer_norm1(hidden_states)
         window_index = made_by(self.run, OperationKind.ARANGE, (shape[1],), DType.INT64)
         hidden_states = index(hidden_states, window_index, shape)
-        hidden_states = self.self_attn(hidden_states, shape[1] // self.count, None)
+        hidden_states = self.self_attn(
+            hidden_states, (self.count,) * (shape[1] // self.count), None
+        )
         hidden_states = index(residual, window_index, shape) + hidden_states
         patch = hidden_states.reshape(-1, self.count, shape[-1])
         flat = patch.view(patch.shape[0], -1)
@@ -573,9 +577,9 @@ class MiniCPMVisionModel(EncoderTower):
         return 1, channels, height, rows * width
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
-        pictures = self.num_pictures
         hidden_states = self.embeddings(pixel_values)
         for encoder_layer in self.layers:
+            pictures = equal_stretches(hidden_states.shape[1], self.num_pictures)
             hidden_states = encoder_layer(hidden_states, pictures, None)
             if self.layers.take_states():
                 begin(self, f"{self.tower}.window_merger", ModelPart.OTHER, hidden_states)

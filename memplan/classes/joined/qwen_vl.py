@@ -10,8 +10,10 @@ from memplan.classes.joined.base import TOWER, JoinedModel
 from memplan.classes.joined.packed import (
     AxialRotaryEmbedding,
     PackedTower,
+    Stretches,
     VisionAttention,
     collected,
+    equal_stretches,
     interpolated,
 )
 from memplan.classes.llama import GatedMLP
@@ -79,7 +81,7 @@ class VisionBlock(Module):
         self.attn = attention
         self.mlp = network
 
-    def forward(self, hidden_states: Handle, stretches: int, tables: Tables | None) -> Handle:
+    def forward(self, hidden_states: Handle, stretches: Stretches, tables: Tables | None) -> Handle:
         hidden_states = hidden_states + self.attn(self.norm1(hidden_states), stretches, tables)
         hidden_states = hidden_states + self.mlp(self.norm2(hidden_states))
         return hidden_states
@@ -132,8 +134,8 @@ class QwenTower(PackedTower):
         raise NotImplementedError
 
     def forward(self, hidden_states: Handle) -> tuple[Handle, ...]:
-        pictures = self.num_pictures
         hidden_states = self.patch_embed(hidden_states)
+        pictures = equal_stretches(hidden_states.shape[0], self.num_pictures)
         hidden_states = self.placed(hidden_states)
         position_embeddings = self.rotary_pos_emb.of_patches(hidden_states.shape[0])
         for blk in self.blocks:
@@ -174,7 +176,8 @@ class Qwen25VLVisionModel(QwenTower):
     norm_class = RMSNorm
 
     def kinds(self, config: ConfigReader) -> Sequence[bool]:
-        self.side = config.integer("window_size", default=112) // config.integer("patch_size")
+        window, patch = config.integer("window_size", default=112), config.integer("patch_size")
+        self.side = window // self.joins // patch * self.joins
         full = set(config.integers("fullatt_block_indexes"))
         return [number not in full for number in range(config.layers("depth"))]
 
@@ -186,16 +189,15 @@ class Qwen25VLVisionModel(QwenTower):
         self.merger = PatchMerger(norm, self.merged, config.integer("out_hidden_size"))
 
     def forward(self, hidden_states: Handle) -> tuple[Handle, ...]:
-        pictures = self.num_pictures
         hidden_states = self.patch_embed(hidden_states)
         rows = hidden_states.shape[0]
+        pictures, windows = equal_stretches(rows, self.num_pictures), self.windows(self.side)
         units = rows * self.width // self.merged
         window_index = made_by(self.run, OperationKind.ARANGE, (units,), DType.INT64)
         hidden_states = index(hidden_states, window_index, hidden_states.shape)
         cos, sin = self.rotary_pos_emb.of_patches(rows)
         cos = made_from(OperationKind.INDEX, cos.shape, DType.FP32, cos)
         sin = made_from(OperationKind.INDEX, sin.shape, DType.FP32, sin)
-        windows = max(1, rows // min(self.side**2, rows // pictures))
         for blk in self.blocks:
             hidden_states = blk(hidden_states, windows if blk.kind else pictures, (cos, sin))
         begin(self, f"{self.tower}.merger", ModelPart.OTHER, hidden_states)

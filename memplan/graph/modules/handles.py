@@ -3,6 +3,7 @@
 from math import prod
 
 from memplan.dtypes import DType
+from memplan.errors import ConfigError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tensors import Tensor
@@ -316,10 +317,16 @@ class Handle:
     def view(self, *wanted: int) -> "Handle":
         """Another shape of the same storage, or of a copy where there is no such view.
 
-        In backward a copy, if what arrives does not lie so.
+        In backward a copy, if what arrives does not lie so. Raises ``ConfigError`` where the model's sizes let no such view be.
         """
         shape = self._whole(wanted)
-        assert prod(shape) == prod(self.shape), f"{self.shape} has no view {wanted}"
+        if prod(shape) != prod(self.shape):
+            given, asked = (" x ".join(map(str, each)) for each in (self.shape, shape))
+            msg = (
+                f"{self.run.source}: sizes do not go together: in {self.run.segment.name} a tensor of {given} "
+                f"cannot be seen as {asked}"
+            )
+            raise ConfigError(msg)
         strides = view_strides(self.shape, self.strides, shape)
         if strides is None:
             return self.contiguous().view(*shape)

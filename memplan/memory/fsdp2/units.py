@@ -253,11 +253,13 @@ def is_tied(tape: Tape) -> bool:
 
 def tied_table(tape: Tape) -> Parameter | None:
     """The token table that a later segment reads too: the model's first weight, or one of a later part (Whisper's)."""
+    weights = [
+        (segment, parameter) for segment in tape.segments for parameter in segment.parameters
+    ]
     tables = [
         (segment, parameter)
-        for segment in tape.segments
-        for parameter in segment.parameters
-        if parameter.role in _TABLES or parameter is tape.segments[0].parameters[0]
+        for segment, parameter in weights
+        if parameter.role in _TABLES or parameter is weights[0][1]
     ]
     return next((each for segment, each in tables if _is_read(tape, segment, each)), None)
 
