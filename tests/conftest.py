@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from hypothesis.internal.entropy import deterministic_PRNG
 
 from tests.batches import one_batch
 from tests.forgetting import forget_everything
@@ -39,6 +40,9 @@ if "FUZZ_SECONDS" not in os.environ:
     # Constants out of whatever is imported by then: examples would hang on which tests ran before, and nine
     # hundred files be parsed for them in each process.
     providers._get_local_constants = Constants
+# The first test with examples would have the collector look through all that others have left, for seconds.
+with deterministic_PRNG():
+    pass
 
 FUZZ_SECONDS = 60.0
 """What all fuzzers together may take where ``FUZZ_SECONDS`` does not say."""

@@ -26,10 +26,10 @@ CONFIG = {
     "intermediate_size": 1376, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": 32000,
 }  # fmt: skip
 QUESTIONS = (
-    ["estimate", "t5-small", "--gpus", "8"],
+    ["estimate", "gpt2", "--gpus", "8"],
     ["estimate", "llama-3.1-8b", "--gpu", "h100", "--lora", "16", "--format", "json"],
-    ["explain", "gpt2", "--engine", "ddp", "--gpus", "2", "--gpu", "a100"],
-    ["plan", "gpt2", "--gpu", "h100", "--gpus", "8"],
+    ["explain", "t5-small", "--engine", "ddp", "--gpus", "2", "--gpu", "a100"],
+    ["plan", "gpt2", "--gpu", "h100", "--gpus", "8", "--engine", "ddp"],
     ["sweep", "gpt2", "--batch-size", "1,2", "--checkpointing", "none,full", "--format", "csv"],
     ["estimate", "config.json", "--gpu", "a100", "--precision", "bf16"],
     ["estimate", "lama-3.1-8b"],
@@ -228,22 +228,18 @@ def test_the_site_has_every_page(pages: Path, checkout: Path) -> None:
 
 
 @pytest.mark.browser
-def test_it_answers_as_the_command_line_does(told: Told, tmp_path: Path, checkout: Path) -> None:
+def test_it_answers_as_the_command_line_does(
+    told: Told, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "question"  # the name that a config.json without one is given
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", str(COLUMNS))
     for question, found in zip(QUESTIONS, told.answer["answers"], strict=True):
-        done = subprocess.run(
-            [sys.executable, "-m", "memplan", *question], cwd=folder, capture_output=True, text=True,
-            encoding="utf-8", check=False,
-            env={
-                **{name: value for name, value in os.environ.items() if name != "FORCE_COLOR"},
-                "COLUMNS": str(COLUMNS), "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1",
-                "PYTHONPATH": str(checkout),
-            },
-        )  # fmt: skip
+        done = run(*question)
         assert found["out"] == done.stdout, question
-        assert found["code"] == done.returncode, question
+        assert found["code"] == done.exit_code, question
         if "/" not in question[1]:  # there it says that it asks no hub
             assert found["err"] == done.stderr, question
     assert "no hub client here" in told.answer["answers"][-1]["err"]
@@ -296,15 +292,14 @@ def test_the_second_time_it_needs_no_network(told: Told) -> None:
 
 
 @pytest.mark.browser
-def test_the_first_answer_is_there_beforehand(told: Told, site: Path) -> None:
+def test_the_first_answer_is_there_beforehand(
+    told: Told, site: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = told.answer["seen"]
     assert "t5-3b (seq2seq-lm)" in seen["first"]
     assert seen["firstSeconds"] < 2
     page = (site / "in-the-browser" / "index.html").read_text(encoding="utf-8")
     assert "{%" not in page
     held = html.unescape(page.partition('<pre id="screen" tabindex="0">')[2].partition("</pre>")[0])
-    printed = subprocess.run(
-        [sys.executable, "-m", "memplan", "estimate", "t5-3b", "--gpus", "8"],
-        capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-    ).stdout  # fmt: skip
-    assert held == printed.rstrip("\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert held == run("estimate", "t5-3b", "--gpus", "8").stdout.rstrip("\n")

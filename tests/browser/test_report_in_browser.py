@@ -7,6 +7,7 @@ import struct
 import subprocess
 import zlib
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,11 @@ SCHEMES = {"light": 1, "dark": 0}
 """Blink's ``preferredColorScheme``."""
 
 MEASURE = """
-const frame = document.querySelector("iframe");
-frame.onload = () => {
-  const page = frame.contentDocument, root = page.documentElement, view = frame.contentWindow;
-  const box = (selector) => {
-    const found = page.querySelector(selector).getBoundingClientRect();
-    return {left: found.left, right: found.right, top: found.top, width: found.width,
-            height: found.height};
-  };
+const measured = (page) => {
+  const root = page.documentElement, view = page.defaultView;
   const outside = [...page.querySelectorAll("main *")].filter((each) =>
     !each.closest(".scroll > *") && each.getBoundingClientRect().right > root.clientWidth + 1);
-  const measured = {
+  return {
     title: page.title,
     width: root.clientWidth,
     scrollWidth: root.scrollWidth,
@@ -48,7 +43,6 @@ frame.onload = () => {
     background: view.getComputedStyle(page.body).backgroundColor,
     ink: view.getComputedStyle(page.body).color,
     fetched: view.performance.getEntriesByType("resource").length,
-    badge: box(".badge"),
     areas: [...page.querySelector("svg").querySelectorAll(".mp-area")].map((each) =>
       ({fill: view.getComputedStyle(each).fill, height: each.getBoundingClientRect().height})),
     drawings: [...page.querySelectorAll("svg")].map((each) => ({
@@ -68,17 +62,24 @@ frame.onload = () => {
     marks: [...page.querySelectorAll(".heat td")].map((each) => each.innerText),
     text: page.body.innerText,
   };
+};
+window.onload = () => {
+  const frames = [...document.querySelectorAll("iframe")].map((each) => each.contentDocument);
   const out = document.createElement("pre");
   out.id = "measured";
-  out.textContent = JSON.stringify(measured);
+  out.hidden = true;
+  out.textContent = JSON.stringify((frames.length ? frames : [document]).map(measured));
   document.body.append(out);
 };
 """
 
 
-@pytest.fixture(scope="module")
-def browser() -> str:
-    return find_browser()
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A page in the browser: what was measured of it, or of each frame in it, and the file it was also written to."""
+
+    measured: list[dict[str, Any]]
+    file: Path
 
 
 @pytest.fixture(scope="module")
@@ -88,44 +89,65 @@ def report() -> str:
     return html_report([found], version="1")
 
 
-def run_browser(browser: str, folder: Path, *arguments: str) -> str:
-    command = [
-        browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-        "--no-first-run", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND",
-        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000", *arguments,
-    ]  # fmt: skip
-    outcome = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return outcome.stdout
+@pytest.fixture(scope="module")
+def pictures() -> str:
+    shown = [
+        memplan.estimate(
+            "llama-3.2-1b", gpus=4, engine="megatron", pipeline_parallel=4, gradient_accumulation=4
+        ).plot("ranks"),
+        memplan.sweep("gpt2", batch_size="1..64", seq_len=[128, 1024], gpu=["t4", "h100"]).plot(),
+        memplan.plan("gpt2-xl", gpus=[2, 4, 8], gpu="a100", seq_len=512).plot(),
+    ]
+    return page(shown, title="Pictures")  # type: ignore[arg-type]
 
 
-def framed(report: str, width: int, folder: Path) -> str:
-    """A page that shows the report in a frame as wide as the screen meant, and measures it."""
-    page = folder / "frame.html"
-    page.write_text(
-        f'<meta charset="utf-8"><body style="margin:0"><iframe style="border:0;width:{width}px;'
-        f'height:2400px" srcdoc="{html.escape(report)}"></iframe><script>{MEASURE}</script>',
-        encoding="utf-8",
+def look(text: str, folder: Path, file: str, option: str, *, scheme: str) -> Seen:
+    """Open a page once, in a browser that takes a second to start: measure it, and write it down as it is asked to."""
+    shown, written = folder / "page.html", folder / file
+    shown.write_text(
+        text.replace("</body>", f"<script>{MEASURE}</script></body>"), encoding="utf-8"
     )
-    return page.as_uri()
-
-
-def measure(
-    browser: str, report: str, folder: Path, *, width: int, scheme: str = "light"
-) -> dict[str, Any]:
-    dom = run_browser(
-        browser, folder, f"--window-size={max(width, 500)},2400",
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}", "--dump-dom",
-        framed(report, width, folder),
-    )  # fmt: skip
-    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, re.DOTALL)
+    command = [
+        find_browser(), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        "--no-first-run", "--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND",
+        f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=3000",
+        f"--window-size={DESK},900", f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+        "--dump-dom", f"{option}={written}", "--no-pdf-header-footer", shown.as_uri(),
+    ]  # fmt: skip
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r'<pre id="measured".*?>(.*?)</pre>', dom, re.DOTALL)
     assert found is not None, dom[-2000:]
-    measured: dict[str, Any] = json.loads(html.unescape(found[1]))
-    return measured
+    return Seen(measured=json.loads(html.unescape(found[1])), file=written)
+
+
+def frame(text: str, width: int) -> str:
+    """A page in a frame as wide as the screen meant."""
+    return (
+        f'<iframe style="border:0;display:block;width:{width}px;height:2400px" '
+        f'srcdoc="{html.escape(text)}"></iframe>'
+    )
+
+
+@pytest.fixture(scope="module")
+def light(report: str, pictures: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """By day: the report on a desk, which is what is on the screen, and report and pictures on each width."""
+    frames = [frame(report, width) for width in (DESK, *WIDTHS)]
+    frames += [frame(pictures, width) for width in WIDTHS]
+    text = f'<meta charset="utf-8"><body style="margin:0">{"".join(frames)}</body>'
+    folder = tmp_path_factory.mktemp("light")
+    return look(text, folder, "report.png", "--screenshot", scheme="light")
+
+
+@pytest.fixture(scope="module")
+def dark(report: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    """By night: the report itself, and on paper."""
+    folder = tmp_path_factory.mktemp("dark")
+    return look(report, folder, "report.pdf", "--print-to-pdf", scheme="dark")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
-    found = measure(browser, report, tmp_path, width=width)
+def test_layout(light: Seen, width: int) -> None:
+    found = light.measured[1 + WIDTHS.index(width)]
 
     assert found["width"] == width
     assert found["scrollWidth"] <= width, "the page scrolls sideways"
@@ -139,8 +161,8 @@ def test_layout(browser: str, report: str, tmp_path: Path, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_drawings(browser: str, report: str, tmp_path: Path, width: int) -> None:
-    found = measure(browser, report, tmp_path, width=width)
+def test_drawings(light: Seen, width: int) -> None:
+    found = light.measured[1 + WIDTHS.index(width)]
 
     assert len(found["drawings"]) == len(found["keyboard"]) == 3
     assert all(found["keyboard"]), "each has a table behind it, and scrolls with the keyboard"
@@ -161,41 +183,13 @@ def test_drawings(browser: str, report: str, tmp_path: Path, width: int) -> None
     assert any(each.startswith(("▼ peak 75.40", "peak 75.40")) for each in told)
 
 
-PICTURE_WORDS = """
-const out = document.createElement("pre");
-out.id = "measured";
-out.textContent = JSON.stringify([...document.querySelectorAll("svg")].map((each) =>
-  [...each.querySelectorAll("text")].map((text) => {
-    const found = text.getBoundingClientRect();
-    return {text: text.textContent, left: found.left, right: found.right, top: found.top,
-            bottom: found.bottom};
-  })));
-document.body.append(out);
-"""
-
-
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_picture_has_words_on_words(browser: str, tmp_path: Path, width: int) -> None:
-    pictures = [
-        memplan.estimate(
-            "llama-3.2-1b", gpus=4, engine="megatron", pipeline_parallel=4, gradient_accumulation=4
-        ).plot("ranks"),
-        memplan.sweep("gpt2", batch_size="1..64", seq_len=[128, 1024], gpu=["t4", "h100"]).plot(),
-        memplan.plan("gpt2-xl", gpus=[2, 4, 8], gpu="a100", seq_len=512).plot(),
-    ]
-    text = page(pictures, title="Pictures")  # type: ignore[arg-type]
-    place = tmp_path / "pictures.html"
-    place.write_text(
-        text.replace("</body>", f"<script>{PICTURE_WORDS}</script></body>"), encoding="utf-8"
-    )
-    dom = run_browser(
-        browser, tmp_path, f"--window-size={max(width, 500)},2000", "--dump-dom", place.as_uri()
-    )
-    found = re.search(r'<pre id="measured">(.*?)</pre>', dom, re.DOTALL)
-    assert found is not None
-    drawings = json.loads(html.unescape(found[1]))
-    assert len(drawings) == len(pictures)
-    for words in drawings:
+def test_no_picture_has_words_on_words(light: Seen, width: int) -> None:
+    found = light.measured[1 + len(WIDTHS) + WIDTHS.index(width)]
+
+    assert found["width"] == width
+    assert len(found["drawings"]) == 3
+    for words in (each["words"] for each in found["drawings"]):
         assert words
         for number, one in enumerate(words):
             assert not any(overlaps(one, other) for other in words[number + 1 :]), one
@@ -208,15 +202,15 @@ def overlaps(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(wide > 1 and high > 4)
 
 
-def test_dark(browser: str, report: str, tmp_path: Path) -> None:
-    light = measure(browser, report, tmp_path, width=DESK)
-    dark = measure(browser, report, tmp_path, width=DESK, scheme="dark")
+def test_dark(light: Seen, dark: Seen) -> None:
+    day, (night,) = light.measured[0], dark.measured
 
-    assert light["background"] == "rgb(255, 255, 255)"
-    assert brightness(dark["background"]) < 60
-    assert brightness(dark["ink"]) > 180
-    fills = [area["fill"] for area in dark["areas"]]
-    assert fills != [area["fill"] for area in light["areas"]]
+    assert day["width"] == night["width"] == DESK
+    assert day["background"] == "rgb(255, 255, 255)"
+    assert brightness(night["background"]) < 60
+    assert brightness(night["ink"]) > 180
+    fills = [area["fill"] for area in night["areas"]]
+    assert fills != [area["fill"] for area in day["areas"]]
     assert all(brightness(fill) > 60 for fill in fills)
 
 
@@ -225,16 +219,9 @@ def brightness(colour: str) -> float:
     return 0.3 * red + 0.59 * green + 0.11 * blue
 
 
-def test_pixels(browser: str, report: str, tmp_path: Path) -> None:
+def test_pixels(light: Seen) -> None:
     """What is on the screen: the areas cover what they should, and the dashed line is there."""
-    page, picture = tmp_path / "report.html", tmp_path / "report.png"
-    page.write_text(report, encoding="utf-8")
-
-    run_browser(
-        browser, tmp_path, "--window-size=1280,900", f"--screenshot={picture}", page.as_uri()
-    )
-
-    colours = pixels(picture)
+    colours = pixels(light.file)
     known = LIGHT | {kind.label: code for kind, (code, _) in COMPONENTS.items()}
     found = {name: colours[tuple(bytes.fromhex(code[1:]))] for name, code in known.items()}
     assert found["parameters"] > 20_000, "what is held the whole run"
@@ -289,15 +276,7 @@ def unfiltered(kind: int, coded: bytes, above: bytearray, channels: int) -> byte
     return line
 
 
-def test_print(browser: str, report: str, tmp_path: Path) -> None:
-    page, paper = tmp_path / "report.html", tmp_path / "report.pdf"
-    page.write_text(report, encoding="utf-8")
-
-    run_browser(
-        browser, tmp_path, "--blink-settings=preferredColorScheme=0",
-        f"--print-to-pdf={paper}", "--no-pdf-header-footer", page.as_uri(),
-    )  # fmt: skip
-
-    content = paper.read_bytes()
+def test_print(dark: Seen) -> None:
+    content = dark.file.read_bytes()
     assert content.startswith(b"%PDF")
     assert 1 <= len(re.findall(rb"/Type\s*/Page\b", content)) <= 8

@@ -74,6 +74,10 @@ class CardRun:
         """Let go of the estimate: it holds the whole run."""
         self.__dict__.pop("answer", None)
 
+    def in_words(self) -> str:
+        """What was run, whatever the card."""
+        return json.dumps([self.config, self.task, self.settings], sort_keys=True)
+
     @property
     def record(self) -> dict[str, Any]:
         """As the records of PyTorch's CUDA build have it."""

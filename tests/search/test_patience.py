@@ -16,10 +16,13 @@ from memplan.sources.models import load_model
 
 @pytest.fixture(autouse=True)
 def usual_collector() -> Iterator[None]:
+    """Off, however: it would look through all that other tests have left, for seconds."""
     before = gc.get_threshold()
+    gc.disable()
     gc.set_threshold(700, 10, 10)
     yield
     gc.set_threshold(*before)
+    gc.enable()
 
 
 def test_the_collector_waits_until_the_last_one_has_gone() -> None:
