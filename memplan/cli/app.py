@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from memplan.cli import INTERRUPTED
 from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
 from memplan.cli.output import terminal
-from memplan.cli.output.terminal import abandon, fail, prepare_streams
+from memplan.cli.output.terminal import abandon, fail, prepare_streams, say
 from memplan.errors import ExitCode, MemplanError
 
 PIPE_CLOSED = 141
 """Exit code when the reader went away (``memplan models | head -1``): 128 + SIGPIPE."""
+_FOR_HELP = ("--help",), ("-h",), ("help",)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -46,13 +47,18 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     """What is typed as it should be is read without Typer; all else is Typer's, which says what is wrong with it."""
     try:
-        is_command = bool(arguments) and arguments[0] in COMMANDS
-        if is_command and COMPLETION_VARIABLE not in os.environ:
-            from memplan.cli import plain  # of `memplan --help` nothing of it is asked
+        if COMPLETION_VARIABLE not in os.environ:
+            if not arguments or tuple(arguments) in _FOR_HELP:
+                from memplan.cli import top_help  # no command needs it
 
-            read = plain.read(arguments)
-            if read is not None:
-                return read.run()
+                say(top_help.page())
+                return ExitCode.OK
+            if arguments[0] in COMMANDS:
+                from memplan.cli import plain  # of `memplan --help` nothing of it is asked
+
+                read = plain.read(arguments)
+                if read is not None:
+                    return read.run()
         from memplan.cli.with_typer.app import answer
 
         return answer(arguments)

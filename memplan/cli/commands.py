@@ -20,5 +20,17 @@ COMMANDS = {
 }
 """Command name -> its line in the help: the first line of the function's docstring, as tested."""
 
+ABOUT = "Will this training run fit, where do the bytes go, and what should change?"
+TOP_OPTIONS = {
+    "--version": "Show the version; with --verbose what a report needs.",
+    "--verbose": "With --version: Python, system, dependencies, cache.",
+    "--legend": "Explain every word of the answers.",
+    "--install-completion [SHELL]": "Have this shell complete memplan: options, models, GPUs.",
+    "--show-completion [SHELL]": "Show what that would add to the shell.",
+}
+"""What may be asked without a command, each with its value."""
+MOST_COLUMNS = 100
+"""Of a page of help."""
+
 COMPLETION_VARIABLE = "_MEMPLAN_COMPLETE"
 """Set where a shell asks what may come next."""

@@ -183,7 +183,7 @@ class ForwardPlayback:
         self._take(left.taken, sources)
         for place in self.carried:
             self.frames[place[0]].pop(place[1], None)
-        self.frames[name].update([(key, ~there[each]) for key, each in left.frame.items()])
+        self.frames[name].update(script.frame(there))
         self.transit = [~there[each] for each in left.transit]
         self._carry(segment, name)
 

@@ -219,7 +219,7 @@ class Playback(ForwardPlayback):
                 block = None if stretch.block is None else ~there[stretch.block]
                 self._gradient((act.parameter, repetition if act.is_own else 0), block)
         self._take(left.taken, self.inputs.get(name, {}))
-        self.frames[name] = {key: ~there[each] for key, each in left.frame.items()}
+        self.frames[name] = dict(script.frame(there))
         self.flow = None if left.flow is None else ~there[left.flow]
         self.flow_is_view = left.flow_is_view
         self.shared = {key: ~there[each] for key, each in left.shared.items()}
@@ -347,14 +347,16 @@ class Playback(ForwardPlayback):
         A weight used twice has one node, which waits for both (torch/csrc/autograd/engine.cpp,
         ``InputBuffer``). ``block`` is the gradient so far; None: the one that waits took it up.
         """
-        waiting = self.waiting.pop(weight, None)
-        if waiting is not None and block is not None:
-            self.ledger.move(block, self.engine.sum_stream)
-            self.ledger.free(waiting)
-        present = waiting if block is None else block
+        present, left = block, self.uses.get(weight, 0)
+        if left:
+            waiting = self.waiting.pop(weight, None)
+            if waiting is not None and block is not None:
+                self.ledger.move(block, self.engine.sum_stream)
+                self.ledger.free(waiting)
+            present = waiting if block is None else block
+            self.uses[weight] = left - 1
         assert present is not None
-        self.uses[weight] -= 1
-        if self.uses[weight]:
+        if left > 1:
             self.waiting[weight] = present
         elif self.finished is not None:
             self.finished.append((weight, present))
@@ -382,7 +384,7 @@ def kept_blocks(frames: dict[Name, Frame], least_bytes: int) -> Iterator[tuple[F
 
 
 def count_uses(tape: Tape, passes: Sequence[BackwardPass]) -> dict[tuple[Parameter, int], int]:
-    """How often each weight's gradient is computed."""
+    """Weights whose gradient is computed more than once, and how often."""
     uses: dict[tuple[Parameter, int], int] = {}
     remaining = {segment.index: segment.repeat for segment in tape.segments}
     for each in passes:
@@ -394,4 +396,4 @@ def count_uses(tape: Tape, passes: Sequence[BackwardPass]) -> dict[tuple[Paramet
                 if parameter is not None:
                     copy = remaining[each.segment.index] if parameter in own else 0
                     uses[parameter, copy] = uses.get((parameter, copy), 0) + 1
-    return uses
+    return {weight: count for weight, count in uses.items() if count > 1}

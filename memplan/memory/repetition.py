@@ -6,9 +6,9 @@ each one after it that is given the same writes these stretches down as a whole.
 and happens each time.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from operator import itemgetter
+from operator import inv, itemgetter
 
 from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.core.tensors import Parameter, Tensor
@@ -106,6 +106,13 @@ class Script:
     stretches: Sequence[Stretch]
     left: Left
     """In numbers."""
+    taker: Callable[[list[int]], Sequence[int]] | None
+    """Takes the blocks of its frame out of what there is."""
+
+    def frame(self, there: list[int]) -> Iterable[tuple[object, Block]]:
+        """What it leaves in its frame, of what there is."""
+        taken = self.taker(there) if self.taker is not None else ()
+        return zip(self.left.frame, map(inv, taken), strict=True)
 
     def begun(self, given: Sequence[Block]) -> list[int]:
         """What its events are taken from, by their numbers: sizes, and what frees the blocks that it is given."""
@@ -144,7 +151,9 @@ class Notes:
             return None
         try:
             stretches = [self._stretch(sizes, numbers, *each) for each in self._stretches]
-            return Script(standing, [*sizes], stretches, left.numbered(numbers))
+            told = left.numbered(numbers)
+            taker = _taker([*told.frame.values()])
+            return Script(standing, [*sizes], stretches, told, taker)
         except KeyError:
             return None  # a block of somebody else
 

@@ -29,6 +29,7 @@ from memplan.memory.passes import BackwardPass, ForwardPass, Height, StepPasses
 from memplan.memory.walks.backward_profile import BackwardProfile, SharedGradient
 from memplan.memory.walks.backward_walk import BackwardWalk
 from memplan.memory.walks.walk import ForwardWalk, Level
+from memplan.memory.walks.walked_before import Back, WalkedBefore
 from memplan.training.activation_offload import OFFLOAD_RULES
 
 WalkT = TypeVar("WalkT", bound=BackwardWalk)
@@ -60,6 +61,7 @@ class StepWalk:
             from memplan.memory.walks.transit import Transit  # only then
 
             self.transit = Transit(OFFLOAD_RULES[options.offload])
+        self.before = WalkedBefore(tape, self.device)
         self.leaves = {leaf.storage for leaf in tape.leaves}
         """They, and their gradients, go with the graph when backward is over."""
         self.keepers: dict[Storage, int] = {}
@@ -121,8 +123,7 @@ class StepWalk:
         given = segment.input.storage if segment.input is not None else None
         outlives = not begun and given is not None and self._outlives(given)
         if self.transit is None:
-            walk = ForwardWalk(segment, keep=not segment.checkpointed)
-            profile = walk.run()
+            walk, profile = self.before.forward(segment)
             if not segment.checkpointed:
                 self.kept_saves[segment] = walk.saves
         else:
@@ -325,11 +326,17 @@ class StepWalk:
         shared: dict[Tensor, SharedGradient],
         dying: frozenset[Storage],
     ) -> tuple[BackwardProfile, Level]:
+        key = segment, tuple(finished.items()), tuple(shared.items()), dying
+        before = None if self.transit else self.before.back(key, finished, shared)
+        if before is not None:
+            return before
         walk = self._walk_of(segment, finished, shared, BackwardWalk, dying=dying)
-        back = walk.run()
+        found = self._walked(segment, walk.run())
         if self.transit is not None:
             self.transit.went_back(walk)
-        return self._walked(segment, back)
+        else:
+            self.before.keep(key, Back(*found, dict(finished), dict(shared), walk.sums))
+        return found
 
     def _walk_of(
         self,

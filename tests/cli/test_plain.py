@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from memplan.cli import plain
+from memplan.cli import plain, top_help
 from memplan.cli.commands import COMMANDS
 from memplan.cli.taking import Command
-from memplan.cli.with_typer.app import load_command
+from memplan.cli.with_typer.app import build, load_command
 
 
 def command(name: str) -> Command:
@@ -48,6 +48,13 @@ PLAIN = (
     "verify gpt2 --engine fsdp",
     "flops gpt2 --seq-len 128",
 )
+
+
+@pytest.mark.parametrize("columns", ["40", "58", "80", "99", "140"])
+def test_the_top_page_is_typers(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    context = build().make_context("memplan", [])
+    assert top_help.page() == context.get_help()
 
 
 @pytest.mark.parametrize("line", PLAIN)

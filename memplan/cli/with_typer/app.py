@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from memplan.cli.commands import COMMANDS, COMPLETION_VARIABLE
+from memplan.cli.commands import ABOUT, COMMANDS, COMPLETION_VARIABLE, MOST_COLUMNS, TOP_OPTIONS
 from memplan.cli.output import terminal
 from memplan.cli.taking import Command
 from memplan.cli.with_typer.parameters import function_of
@@ -24,7 +24,7 @@ _TyperUsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 HELP_TOPIC = "memplan.help"
 """Where a context keeps which part of the help is asked for."""
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": MOST_COLUMNS}
 
 
 class MemplanCommand(TyperCommand):
@@ -175,49 +175,34 @@ def _show_completion(shell: str | None) -> None:
         raise typer.Exit
 
 
-_Version = Annotated[
-    bool, typer.Option("--version", help="Show the version; with --verbose what a report needs.")
-]
-_Verbose = Annotated[
-    bool, typer.Option("--verbose", help="With --version: Python, system, dependencies, cache.")
-]
-_Legend = Annotated[
-    bool,
-    typer.Option(
-        "--legend", callback=_legend, is_eager=True, help="Explain every word of the answers."
-    ),
-]
-_InstallCompletion = Annotated[
-    str | None,
-    typer.Option(
-        "--install-completion",
-        metavar="[SHELL]",
-        callback=_install_completion,
-        is_eager=True,
-        help="Have this shell complete memplan: options, models, GPUs.",
-    ),
-]
-_ShowCompletion = Annotated[
-    str | None,
-    typer.Option(
-        "--show-completion",
-        metavar="[SHELL]",
-        callback=_show_completion,
-        is_eager=True,
-        help="Show what that would add to the shell.",
-    ),
-]
+_SHELL = " [SHELL]"
+
+
+def _own(flag: str, *, value: str = "", callback: Any = None) -> Any:
+    """One of the top command's options."""
+    told = TOP_OPTIONS[f"{flag}{value}"]
+    return typer.Option(
+        flag,
+        metavar=value.strip() or None,
+        callback=callback,
+        is_eager=callback is not None,
+        help=told,
+    )
 
 
 def top(
     ctx: typer.Context,
-    version: _Version = False,
-    verbose: _Verbose = False,
-    legend: _Legend = False,
-    install_completion: _InstallCompletion = None,
-    show_completion: _ShowCompletion = None,
+    version: Annotated[bool, _own("--version")] = False,
+    verbose: Annotated[bool, _own("--verbose")] = False,
+    legend: Annotated[bool, _own("--legend", callback=_legend)] = False,
+    install_completion: Annotated[
+        str | None, _own("--install-completion", value=_SHELL, callback=_install_completion)
+    ] = None,
+    show_completion: Annotated[
+        str | None, _own("--show-completion", value=_SHELL, callback=_show_completion)
+    ] = None,
 ) -> None:
-    """Will this training run fit, where do the bytes go, and what should change?"""
+    """See ``ABOUT``."""
     if verbose and not version:
         ctx.fail("--verbose means nothing without --version")
     if version:
@@ -232,7 +217,9 @@ def top(
 def build() -> Any:
     """Build the top command."""
     app = _typer_app()
-    app.callback(cls=MemplanGroup, context_settings=_SETTINGS, invoke_without_command=True)(top)
+    app.callback(
+        cls=MemplanGroup, help=ABOUT, context_settings=_SETTINGS, invoke_without_command=True
+    )(top)
     return typer.main.get_command(app)
 
 

@@ -7,6 +7,7 @@ that most people use, in words that take one line.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memplan.cli.top_help import rows
 from memplan.fast_dataclass import dataclass
 
 EVERYTHING = "all"
@@ -266,23 +267,7 @@ def write_first_page(formatter: Any, name: str, topics: Mapping[str, Sequence[An
         formatter.write_text(f"memplan {name} --help TOPIC: {listed}, {EVERYTHING}")
 
 
-WIDEST_NAME = 26
-"""Columns up to which a name stands beside its words, not above them."""
-
-
-def write_rows(formatter: Any, rows: Sequence[tuple[str, str]], *, least: int = 0) -> None:
-    """Write names and what each is about side by side; no line ends within a word."""
-    from textwrap import wrap
-
-    names = [len(name) for name, _ in rows]
-    column = max(least, *(min(size, WIDEST_NAME) for size in names)) + 2
-    indent = " " * formatter.current_indent
-    room = max(formatter.width - len(indent) - column, 10)
-    for name, text in rows:
-        lines = wrap(text, room, break_on_hyphens=False) or [""]
-        if len(name) > WIDEST_NAME:
-            formatter.write(f"{indent}{name}\n")
-        else:
-            formatter.write(f"{indent}{name.ljust(column)}{lines.pop(0)}".rstrip() + "\n")
-        for line in lines:
-            formatter.write(f"{indent}{' ' * column}{line}\n")
+def write_rows(formatter: Any, named: Sequence[tuple[str, str]], *, least: int = 0) -> None:
+    """Write names and what each is about side by side."""
+    for line in rows(named, formatter.width - formatter.current_indent, least=least):
+        formatter.write(f"{line}\n")

@@ -1,8 +1,8 @@
 """What a tape is made of, as it is written down: segments, tensors, operations and what they keep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
@@ -76,6 +76,8 @@ class Recording:
         self.asked_generation = False
         """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
+        self.walked: dict[Hashable, Any] = {}
+        """What was found of segments that tapes of several cards share (``memplan.memory.walks.walked_before``)."""
         self.sorts: dict[tuple[int, int], SortScratch] = {}
         """What was sorted: how many pairs, their largest key, and what that takes [bytes]."""
         self.few_rows: dict[int, bool] = {}

@@ -41,6 +41,7 @@ class DdpProgram(Program):
         self.rebuilt = False
         self.reduces = True
         """This micro-batch reduces its gradients."""
+        self.ranks = Ranks(given.setup.data_parallel, given.setup.tensor_parallel)
         self.compressed = compressed_format(self.options, given.formats)
         self.is_even = self.compressed is None
         self.waiting: list[int] = []
@@ -152,8 +153,7 @@ class DdpProgram(Program):
             self.ledger.exchange(ExchangeKind.COPY, 2 * (self.filled + sent))
             size = allocated_bytes(self.filled // element_bytes, self.compressed)
             self.ledger.use(size, kind=_BUFFERS, name="a bucket, compressed")
-        ranks = Ranks(self.given.setup.data_parallel, self.given.setup.tensor_parallel)
-        self.ledger.exchange(ExchangeKind.ALL_REDUCE, sent, ranks, Hiding.BEHIND)
+        self.ledger.exchange(ExchangeKind.ALL_REDUCE, sent, self.ranks, Hiding.BEHIND)
         self.filled = 0
 
 
@@ -178,9 +178,11 @@ def coalesced(sizes: list[int], caps: Sequence[int]) -> list[list[int]]:
     """
     pieces: list[list[int]] = []
     piece: list[int] = []
+    total = 0
     for size in sizes:
         piece.append(size)
-        if sum(piece) >= caps[min(len(pieces), len(caps) - 1)]:
+        total += size
+        if total >= caps[min(len(pieces), len(caps) - 1)]:
             pieces.append(piece)
-            piece = []
+            piece, total = [], 0
     return [*pieces, piece] if piece else pieces

@@ -1,6 +1,6 @@
 """An optimizer's step, written into a ledger: its rows' scripts (``memplan.training.optimizers``) played."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from memplan.dtypes import DType
@@ -178,17 +178,14 @@ class Stepper:
     def moved_bytes(self, tensors: Sequence[Stepped]) -> int:
         """What a step over these reads and writes [bytes]: each gradient once, weights and states both
         ways; of a form that goes over them in many kernels, what all of these do."""
-        known: dict[int, int] = {}
-        total = 0
-        for tensor in tensors:
-            found = known.get(id(tensor))
-            if found is None:
-                own = tensor.numel * tensor.dtype.num_bytes
+        counts, total = Counter(map(id, tensors)), 0
+        for tensor in _each_once(tensors):
+            own = tensor.numel * tensor.dtype.num_bytes
+            if self.row.passes is None:
                 found = 3 * own + 2 * state_bytes(self.row, self.options, tensor)
-                if self.row.passes is not None:
-                    found = self.row.passes * own
-                known[id(tensor)] = found
-            total += found
+            else:
+                found = self.row.passes * own
+            total += counts[id(tensor)] * found
         return total
 
     def takes_gradient(self, tensor: Stepped) -> bool:
@@ -200,7 +197,7 @@ class Stepper:
 
     def _make(self, tensors: Sequence[Stepped], of: str) -> None:
         """All states at once; copies of a layer are stepped as one object."""
-        if any(map(self._passes_through, tensors)):
+        if any(map(self._passes_through, _each_once(tensors))):
             self._make_in_turn(tensors, of)
             return
         sizes: list[tuple[int, object]] = []
@@ -346,6 +343,11 @@ def role_of(parameter: Parameter) -> TensorRole:
     if parameter.in_conv1d:
         return TensorRole.CONV1D
     return _ROLES.get(parameter.role, TensorRole.LINEAR)
+
+
+def _each_once(tensors: Sequence[Stepped]) -> Iterable[Stepped]:
+    """Copies of a layer are stepped as one object, which is told apart by itself: to compare tensors takes longer."""
+    return {id(tensor): tensor for tensor in tensors}.values()
 
 
 def stepped_all(parameters: Iterable[Parameter]) -> list[Stepped]:

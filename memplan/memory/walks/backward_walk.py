@@ -59,6 +59,8 @@ class BackwardWalk(GradientFlow):
             is_compiled=segment.compiled is not Compilation.NONE,
         )
         self.device = device
+        self.sums: dict[tuple[int, int, int], Sequence[Sequence[int]]] = {}
+        """Sums over rows that were asked for, and what each takes on this card."""
         self.lent = lent
         """The gradient of what it returns lies in a buffer that stays, and that nothing is added to."""
         self.hooked = hooked
@@ -480,8 +482,9 @@ class BackwardWalk(GradientFlow):
         if self.device is None:
             return
         columns = tensor.numel
-        size = out.numel * out.dtype.num_bytes
-        for blocks in column_sum_scratch(columns, out.numel // columns, size, self.device):
+        asked = columns, out.numel // columns, out.numel * out.dtype.num_bytes
+        found = self.sums[asked] = column_sum_scratch(*asked, self.device)
+        for blocks in found:
             self._play(scratch_changes(blocks)[-1])
 
     def _hand_over(self, storage: Storage) -> None:

@@ -185,7 +185,7 @@ class PlayedCoordinator(Coordinator):
         Among those that share the second set once it is there: from the first pass forward on, until the weights change
         (``use_secondary_tensor``, runtime/zero/partition_parameters.py).
         """
-        has_second = all(weight in self.second for weight in weights)
+        has_second = bool(self.second) and all(weight in self.second for weight in weights)
         hiding, ranks = self.hiding, self.second_ranks if has_second else self.ranks
         if self.settings.offloaded:
             shard = num_bytes // self.settings.num_ranks
