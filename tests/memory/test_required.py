@@ -7,7 +7,7 @@ import pytest
 from memplan import TrainingSetup, Verdict, estimate, load_gpu, load_model
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.replaying.replay import Replayer, replay
-from memplan.memory.required import KeptRuns, PlayedRun
+from memplan.memory.required import NUMBERED, KeptRuns, PlayedRun
 from memplan.units import MIB
 
 
@@ -75,3 +75,13 @@ def test_of_runs_that_are_asked_again_the_latest_few_are_kept_however_long() -> 
     assert [kept.get(name) for name in ("b", "c", "long")] == [None, None, "long"]
     kept.clear()
     assert kept.get("long") is None
+
+
+def test_a_sweep_over_numbers_of_gpus_and_ways_to_shard_finds_its_runs_again() -> None:
+    """With the next micro-batch all of them come once more: one that is gone by then is played anew."""
+    numbers_of_gpus, ways, cards = 10, 6, 2
+    setup = TrainingSetup(num_gpus=8, zero_stage=3, checkpointing="full", seq_len=2048)
+    run = estimate("llama-3.1-8b", setup, gpu=load_gpu("h100")).run
+    assert isinstance(run, PlayedRun)
+    num_events = run._play().num_events
+    assert NUMBERED.most_events > numbers_of_gpus * ways * cards * num_events

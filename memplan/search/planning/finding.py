@@ -38,6 +38,8 @@ class Finder:
         self.failed: list[Failed] = []
         self.possible: set[tuple[object, ...]] = set()
         """Ways to train of which an estimate was made, by everything but the number of GPUs."""
+        self.held_by_nodes: set[tuple[object, ...]] = set()
+        """Those of them that a node's CPU RAM is enough for, by how many GPUs a node has too."""
         self.overfilling: list[Estimate] = []
         self.open: dict[int, Candidate] = {}
         """Of setups whose micro-batch is the largest by what they allocate, by their estimate: no replay bore it out."""
@@ -48,14 +50,28 @@ class Finder:
         Whether a replay bears that out is left open until it matters.
         """
         try:
-            limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-            if limited and self._overfills_node(self.sizing.estimate(candidate.setup, 1)):
-                return None
+            if self._is_limited(candidate):
+                if self._overfills_node(self.sizing.estimate(candidate.setup, 1)):
+                    return None
+                self.held_by_nodes.add(_on_nodes(candidate))
             found = self._left_open(candidate, first)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
         return self.find(candidate, first) if found is None else found
+
+    def is_known_to_be(self, candidate: Candidate) -> bool:
+        """Whether such a one can be, and nodes have the CPU RAM for it: on fewer GPUs they had.
+
+        With more of them a node's share of what is spread is smaller, and what each rank has for itself the same.
+        """
+        if likeness(candidate) not in self.possible:
+            return False
+        return not self._is_limited(candidate) or _on_nodes(candidate) in self.held_by_nodes
+
+    def _is_limited(self, candidate: Candidate) -> bool:
+        """Whether a node's CPU RAM is looked at."""
+        return self.goal.node_memory_bytes is not None or candidate.variant.offloads
 
     def opened_alone(self, candidate: Candidate, first: int) -> PlannedSetup | None:
         """The same of one in another's place: where it does not fit, nobody is told."""
@@ -162,3 +178,8 @@ class Finder:
             return False
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
+
+
+def _on_nodes(candidate: Candidate) -> tuple[object, ...]:
+    """What candidates share of which each node has as many ranks that are alike."""
+    return (*likeness(candidate), candidate.setup.gpus_per_node)

@@ -33,7 +33,7 @@ from memplan.search.planning.goal import (
 )
 from memplan.search.planning.order import distance, rank_of
 from memplan.search.planning.sizes import model_sizes
-from memplan.search.planning.sizing import Sizing, likeness
+from memplan.search.planning.sizing import Sizing
 from memplan.search.planning.space import Candidate, Loss, Space, losses
 from memplan.search.planning.speed import (
     ASSUMPTIONS,
@@ -239,12 +239,7 @@ class Planner:
         if floor > HOPELESS * self.gpu.capacity_bytes:
             self.num_ruled_out += 1
             return True
-        limited = self.goal.node_memory_bytes is not None or candidate.variant.offloads
-        if (
-            limited
-            or floor <= self.sizing.limit_bytes
-            or likeness(candidate) not in self.finder.possible
-        ):
+        if floor <= self.sizing.limit_bytes or not self.finder.is_known_to_be(candidate):
             return False
         self.finder.fail_untold(candidate)
         return True
