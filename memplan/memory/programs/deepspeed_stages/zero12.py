@@ -377,7 +377,9 @@ class ShardedStatesProgram(DeepSpeedProgram):
                 cast = ledger.allocate(part, 0, _TEMPORARIES, name)
                 self.free_all(gradient)
                 gradient = [cast]
-            if gradient:  # else they are one tensor of the masters' format: what is stepped is a view of it
+            if (
+                gradient
+            ):  # else they are one tensor of the masters' format: what is stepped is a view of it
                 self.free_all(owned)
         self.step_masters([partition.size], of=_PART, first=first)
         self.free_all([*gradient, *owned])
