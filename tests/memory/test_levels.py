@@ -82,3 +82,15 @@ def test_levels_are_the_fullest_moments_and_what_each_layer_leaves(fields: dict[
     assert all(
         names[0][1] >= names[-1][1] for names in (level.largest for level in levels) if names
     )
+
+
+def test_a_gradient_that_several_tensors_see_parts_of_is_one_block() -> None:
+    """Layers that are weighed: what flows back to each is a part of one gradient (``torch.stack``)."""
+    config = {
+        "model_type": "wavlm", "architectures": ["WavLMForSequenceClassification"], "num_hidden_layers": 2,
+        "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "use_weighted_layer_sum": True,
+    }  # fmt: skip
+    found = estimate(load_model(config), TrainingSetup(precision="bf16", micro_batch_size=1))
+    backward = found.phases["backward"]
+    assert min(entry.num_bytes for entry in backward.entries) >= 0
+    assert sum(entry.num_bytes for entry in backward.entries) == backward.peak_bytes

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from memplan.errors import SetupError
 from memplan.estimator import estimate
 from memplan.estimator.measured import Figure, figures_of
 from memplan.sources.about_models.found_config import local_config
@@ -27,6 +28,11 @@ LLAMA: dict[str, Any] = {
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
     "intermediate_size": 1408, "vocab_size": 32000, "max_position_embeddings": 2048,
 }  # fmt: skip
+MPNET: dict[str, Any] = {
+    "model_type": "mpnet", "architectures": ["MPNetForMaskedLM"], "hidden_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
+}  # fmt: skip
+SMALL = {"llama": LLAMA, "mpnet": MPNET}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2, bf16, checkpointing": (
         "gpt2",
@@ -47,12 +53,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def followed(name: str, values: dict[str, Any]) -> list[Figure]:
     from memplan.verify.on_torch.measuring import follow
 
-    config = LLAMA if name == "llama" else dict(local_config(name)[1])
+    config = SMALL[name] if name in SMALL else dict(local_config(name)[1])
     model = load_model(config)
     setup = TrainingSetup(kernel_scratch=False, **values).resolve(model.context_length)
     gpu = load_gpu("a100-80gb")
     run = Run(config=config, name=name, model=model, setup=setup, num_steps=2)
     return figures_of(estimate(model, setup, gpu), follow(run, gpu))
+
+
+def test_a_class_that_marks_no_layers_is_not_sharded() -> None:
+    with pytest.raises(SetupError, match="MPNetForMaskedLM marks no layers"):
+        followed("mpnet", {"num_gpus": 8, "engine": "fsdp", "seq_len": 64})
 
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")

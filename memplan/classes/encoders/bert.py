@@ -158,15 +158,20 @@ class BertModel(Encoder):
         if self.makes_mask:
             mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
-        embedding_output = self.embeddings(batch, length, token_type_ids)
-        if self.embeddings_project is not None:
-            embedding_output = self.embeddings_project(embedding_output)
+        embedding_output = self.embedded(batch, length, token_type_ids)
         if mask is not None:
             mask = written_mask(run, batch, length)
         sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)
         return Encoded(sequence_output, self.pooled(sequence_output))
+
+    def embedded(self, batch: int, length: int, token_type_ids: Handle | None) -> Handle:
+        """What the first layer is given."""
+        embedding_output: Handle = self.embeddings(batch, length, token_type_ids)
+        if self.embeddings_project is not None:
+            embedding_output = self.embeddings_project(embedding_output)
+        return embedding_output
 
     def pooled(self, sequence_output: Handle) -> Handle | None:
         """The pooler's, where a loss reads it."""

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-from memplan.classes.encoders.base import Encoded, EncoderLayer
+from memplan.classes.encoders.base import EncoderLayer
 from memplan.classes.encoders.bert import RobertaLMHead, RobertaModel
 from memplan.classes.encoders.layers import (
     Attention,
@@ -26,7 +26,14 @@ from memplan.classes.encoders.tasks import (
 )
 from memplan.families.llama import read_activation
 from memplan.graph.modules.attention import Attended, in_heads, matmul
-from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, spare
+from memplan.graph.modules.basic import (
+    ActivationModule,
+    Embedding,
+    LayerNorm,
+    Linear,
+    spare,
+    spare_alone,
+)
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.module import Module, Weight
@@ -141,7 +148,9 @@ class LukeForMaskedLM(MaskedLM):
 
     def scores(self, x: Handle) -> Handle:
         logits = self.lm_head(x)
-        spare(self.entity_predictions)
+        spare(self.entity_predictions.transform)
+        spare(self.entity_predictions.decoder)
+        spare_alone(self.entity_predictions)
         return logits
 
 
@@ -163,6 +172,7 @@ class LukeModel(RobertaModel):
     def add_beside(self, config: ConfigReader) -> None:
         self.entity_embeddings = LukeEntityEmbeddings(config)
 
-    def forward(self, batch: int, length: int) -> Encoded:
-        spare(self.entity_embeddings)
-        return super().forward(batch, length)
+    def embedded(self, batch: int, length: int, token_type_ids: Handle | None) -> Handle:
+        embedding_output = super().embedded(batch, length, token_type_ids)
+        spare(self.entity_embeddings)  # FSDP's root shards them in their modules' order
+        return embedding_output

@@ -525,7 +525,10 @@ def _reusable(buffer: GradientBuffer, num_bytes: int) -> GradientBuffer | None:
 
 
 def _total(buffers: "dict[Tensor, GradientBuffer]") -> int:
-    return sum(buffer.num_bytes for buffer in buffers.values())
+    """Each once: what several see parts of is one block."""
+    return sum(
+        buffer.num_bytes for buffer in {id(each): each for each in buffers.values()}.values()
+    )
 
 
 def _whole_bytes(tensor: Tensor) -> int:

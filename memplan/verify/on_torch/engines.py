@@ -185,14 +185,24 @@ def _fsdp2_policy(setup: TrainingSetup, options: Fsdp2Options) -> Any:
 def _shard_layers(
     model: Any, choices: dict[str, Any], init_device: InitDevice, *, has_gpu: bool
 ) -> None:
-    """Each layer and the root, on the card before or behind."""
+    """Each layer and the root, on the card before or behind.
+
+    Raises ``SetupError`` for a class that does not say what its layers are.
+    """
     from torch.distributed.fsdp import fully_shard
 
+    stacks = layer_lists(model)
+    if not stacks:
+        msg = (
+            f"engine fsdp: transformers' {type(model).__name__} marks no layers (it neither checkpoints nor names "
+            "any), so that verify cannot tell what to shard beside the root"
+        )
+        raise SetupError(msg)
     is_empty = init_device in (InitDevice.META, InitDevice.TO_EMPTY)
     if not is_empty:
         # A fake tensor cannot be moved where it stands: it begins on the card.
         to_device(model, init_device.value if has_gpu else "cuda", fill=False)
-    for layers in layer_lists(model):
+    for layers in stacks:
         for layer in layers:
             fully_shard(layer, **choices)
     fully_shard(model, **choices)

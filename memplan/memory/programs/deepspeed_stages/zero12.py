@@ -13,7 +13,7 @@ from memplan.memory.deepspeed.reduction import (
     reduction_settings,
 )
 from memplan.memory.programs.deepspeed_stages.zero import SCALED_LOSSES, DeepSpeedProgram
-from memplan.memory.programs.weights import Weight
+from memplan.memory.programs.weights import Weight, weights_of
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.model.parameters import ModelPart
 from memplan.training.choices import ZeroStage
@@ -64,6 +64,8 @@ class ShardedStatesProgram(DeepSpeedProgram):
         """This rank's gradients of this backward pass."""
         self.accumulated: Block | None = None
         """Those of earlier micro-steps."""
+        self.zeros: list[Block] = []
+        """What stands for gradients that never come."""
 
     # -- loading ---------------------------------------------------------------------------------
 
@@ -282,6 +284,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
             self._reduce_in_order()
         if self.stage2 or self.last:
             self._reduce()
+            self._fill_in()
         self._accumulate()
         if not self.settings.casts:
             self.free_all(self.stale)
@@ -300,6 +303,21 @@ class ShardedStatesProgram(DeepSpeedProgram):
         for index in self.buffer.order:
             if index in waiting:
                 self._add(index, waiting[index])
+
+    def _fill_in(self) -> None:
+        """Zeros for each parameter of this rank's that no pass has read (``get_all_grad_tensors``), whole."""
+        if self.settings.offloads or self.settings.compact:
+            return
+        absent = (
+            each.numel
+            for number, (each, _) in enumerate(weights_of(self.job.given.tape))
+            if each.unused and number in self.slices
+        )
+        element_bytes, name = self.settings.owned_element_bytes, "zeros: no gradient came"
+        zeros = [self.allocate(element_bytes * numel, _GRADIENTS, name) for numel in absent]
+        if self.zeros:  # added to those of an earlier micro-step
+            self.free_all(zeros)
+        self.zeros = self.zeros or zeros
 
     def _accumulate(self) -> None:
         """Stage 2 adds this micro-step's gradients to those of earlier ones."""
@@ -325,8 +343,9 @@ class ShardedStatesProgram(DeepSpeedProgram):
     def optimizer_step(self, *, first: bool) -> None:
         """The norm gradient by gradient, then one flat fp32 gradient, then the update."""
         job, ledger, partition = self.job, self.ledger, self.partition
-        owned = [block for block in (self.accumulated, self.owned) if block is not None]
-        self.accumulated = self.owned = None
+        kept = (*self.zeros, self.accumulated, self.owned)
+        owned = [block for block in kept if block is not None]
+        self.accumulated, self.owned, self.zeros = None, None, []
         size = partition.size
         if job.offloads_optimizer:
             self.free_all(self.stale)
@@ -358,7 +377,10 @@ class ShardedStatesProgram(DeepSpeedProgram):
                 cast = ledger.allocate(part, 0, _TEMPORARIES, name)
                 self.free_all(gradient)
                 gradient = [cast]
-            self.free_all(owned)
+            if (
+                gradient
+            ):  # else they are one tensor of the masters' format: what is stepped is a view of it
+                self.free_all(owned)
         self.step_masters([partition.size], of=_PART, first=first)
         self.free_all([*gradient, *owned])
         self._gather_weights()
