@@ -53,7 +53,7 @@ class DdpOptions:
     find_unused_parameters: bool = False
     """Changes what is reduced, not what is held."""
     broadcast_buffers: bool = True
-    """Sends buffers in place."""
+    """Before a forward pass, flattened in a tensor where there are several of one format."""
 
     @classmethod
     def of(cls, setup: TrainingSetup) -> "DdpOptions":

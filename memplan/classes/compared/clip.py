@@ -15,7 +15,7 @@ from memplan.dtypes import DType
 from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import Attended, attention_function, in_heads
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
@@ -199,7 +199,7 @@ class VisionEmbeddings(Module):
 
     def placed(self, embeddings: Handle) -> Handle:
         """With their positions."""
-        self.run.hold_buffer(allocated_bytes(self.count, DType.INT64))
+        self.run.hold_buffer(self.count, DType.INT64)
         embeddings = embeddings + self.position_embedding((1, self.count))
         return read_in_rows(embeddings)
 
@@ -406,7 +406,7 @@ class TextEmbeddings(Module):
         self.position_embedding = Embedding(self.positions, size)
 
     def forward(self, input_ids: Handle) -> Handle:
-        self.run.hold_buffer(allocated_bytes(self.positions, DType.INT64))
+        self.run.hold_buffer(self.positions, DType.INT64)
         inputs_embeds = self.token_embedding(input_ids.shape, input_ids)
         position_embeddings = self.position_embedding((1, input_ids.shape[1]))
         embeddings = inputs_embeds + position_embeddings

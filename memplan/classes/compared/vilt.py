@@ -15,7 +15,7 @@ from memplan.classes.pictures.videomae import VideoMAELayer
 from memplan.classes.pictures.vit import ViTEmbeddings, ViTModel
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy, expanded, index, total
 from memplan.graph.modules.grids import interpolate
@@ -89,7 +89,7 @@ class ViltEmbeddings(ViTEmbeddings):
         for _ in ("input_ids", "attention_mask"):
             from_batch(self.run, batch * length, DType.INT64)
         for _ in ("position_ids", "token_type_ids"):
-            self.run.hold_buffer(allocated_bytes(self.longest, DType.INT64))
+            self.run.hold_buffer(self.longest, DType.INT64)
         text_embeds = self.text_embeddings(batch, length)
         image_embeds = self.visual_embed(pixel_values)
         text_embeds = text_embeds + self.kinds(text_embeds)

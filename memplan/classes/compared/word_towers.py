@@ -32,7 +32,6 @@ from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec, read_part, unknown_part
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import LayerNorm, Linear
 from memplan.graph.modules.functional import divide, masked_fill_in_place, total
 from memplan.graph.modules.handles import Handle, made_by
@@ -120,7 +119,7 @@ class WordTowers(TwoTowers):
         shape = options.batch_size, min(options.seq_len, self.context)
         from_batch(run, prod(shape), DType.INT64)
         for _ in range(2):
-            run.hold_buffer(allocated_bytes(self.context, DType.INT64))
+            run.hold_buffer(self.context, DType.INT64)
         return self.read(self.text_model(*shape))
 
     def read(self, outputs: Encoded) -> tuple[Handle, ...]:

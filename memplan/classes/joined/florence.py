@@ -23,7 +23,6 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, ratio, stage_flags
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import attention_function, unwidened_attention
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import mean_of_tokens, padded, repeated
@@ -274,7 +273,7 @@ class Florence2MultiModalProjector(Module):
         run, (batch, size, *_) = self.run, image_features.shape
         position_features = image_features + self.image_position_embed(image_features)
         position_features = as_tokens(position_features)
-        run.hold_buffer(allocated_bytes(self.frames * size, run.options.weights))
+        run.hold_buffer(self.frames * size, run.options.weights)
         visual_token_features = position_features + 0.0
         spatial_image_features = mean_of_tokens(visual_token_features).view(batch, 1, size)
         temporal_image_features = Handle(

@@ -15,7 +15,6 @@ from memplan.families.nesting import PartSpec, read_part
 from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import (
     Attended,
     attention_function,
@@ -251,7 +250,7 @@ class QFormerEmbeddings(Module):
         options = run.options
         seen = batch * count // options.batch_size
         length = max(1, min(options.seq_len - seen, self.longest))
-        run.hold_buffer(allocated_bytes(self.longest, DType.INT64))
+        run.hold_buffer(self.longest, DType.INT64)
         shape = batch, length
         given = from_batch(run, batch * length // self.frames, DType.INT64)
         ids = Handle(run, given, (batch // self.frames, length))

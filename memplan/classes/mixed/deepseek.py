@@ -263,7 +263,7 @@ class HYV3TopKRouter(Router):
     is_corrected = True
 
     def forward(self, hidden_states: Handle) -> Routed:
-        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
+        hidden_states = hidden_states.seen_as(-1, hidden_states.shape[-1])
         router_logits = fp32_linear(hidden_states, self, self.weight)
         routing_weights = router_logits.unary(OperationKind.SIGMOID)
         scores_for_choice = corrected(routing_weights)
@@ -271,7 +271,7 @@ class HYV3TopKRouter(Router):
         top_k_weights = gather(routing_weights, top_k_index)
         top_k_weights = divide(top_k_weights, total(top_k_weights) + 1e-20)
         top_k_weights = top_k_weights * 1.0
-        del chosen
+        del scores_for_choice, chosen
         return router_logits, top_k_weights, top_k_index
 
 

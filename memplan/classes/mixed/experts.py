@@ -11,6 +11,7 @@ from memplan.classes.mixed.routers import EXPERT_KEYS, num_experts
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.sorting import SCAN_SCRATCH_BYTES
 from memplan.graph.core.tensors import ExpertShare, Parameter
 from memplan.graph.experts.mixture import sum_of_rows
 from memplan.graph.experts.products import grouped_matmul
@@ -217,7 +218,10 @@ def grouped_mm_experts_forward(
     sample_weights_g = index(sample_weights, perm, (rows,))
     histc_input = expert_ids_g.apart(OperationKind.TO, dtype=DType.INT32)
     tokens_per_expert = counted(histc_input, OperationKind.HISTC, self.num_experts)
-    offsets = counted(tokens_per_expert, OperationKind.CUMSUM, self.num_experts)
+    scratch = 0 if self.run.decomposed else SCAN_SCRATCH_BYTES
+    offsets = counted(
+        tokens_per_expert, OperationKind.CUMSUM, self.num_experts, scratch_bytes=scratch
+    )
     selected_weights = stack_of(self, self.first)
     selected_biases = self.biases("gate_up_proj_bias", expert_ids_g)
     proj_out = grouped_linear(selected_hidden_states_g, selected_weights, offsets, selected_biases)
@@ -257,10 +261,10 @@ def grouped_linear(x: Handle, weight: Stack, offsets: Handle, bias: Handle | Non
     return out if bias is None else add_in_place(out, bias)
 
 
-def counted(x: Handle, kind: OperationKind, count: int) -> Handle:
+def counted(x: Handle, kind: OperationKind, count: int, *, scratch_bytes: int = 0) -> Handle:
     """A number for each expert."""
     made = empty(x.run, (count,), DType.INT32)
-    x.run.record(kind, (x.record,), (made.record,))
+    x.run.record(kind, (x.record,), (made.record,), forward_scratch_bytes=scratch_bytes)
     return made
 
 

@@ -135,7 +135,8 @@ class MixtureModel(LlamaModel):
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
-        self.output_router_logits = self.adds_router_loss and config.flag("output_router_logits")
+        self.returns_router_logits = config.flag("output_router_logits")
+        self.output_router_logits = self.adds_router_loss and self.returns_router_logits
 
     def kinds(self, config: ConfigReader) -> Sequence[LayerKind]:
         return [
@@ -150,15 +151,16 @@ class MixtureModel(LlamaModel):
         return True
 
     def keep_logits(self) -> None:
-        if self.output_router_logits:
+        if self.returns_router_logits:
             layers = self.layer_list
             for kind in layers.made:
                 count = layers.kinds.count(kind)
                 for _, module in layers.made[kind].modules():
                     if isinstance(module, Router) and module.is_recorded:
                         keep_router_logits(
-                            self.run, module.num_experts * count, in_fp32=module.returns_fp32
-                        )
+                            self.run, module.num_experts * count, in_fp32=module.returns_fp32,
+                            scored=self.output_router_logits,
+                        )  # fmt: skip
 
 
 def typed_window(config: ConfigReader, number: int, *, local: bool) -> Window:

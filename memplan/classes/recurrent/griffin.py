@@ -157,8 +157,7 @@ class RecurrentGemmaRglru(Module):
             contextualized = Handle(run, made, hidden_states.shape, lies)
             del row
         turns.close()
-        kept = allocated_bytes(states.numel, DType.FP32)
-        run.hold_buffer(kept, "last states that modules keep")
+        run.hold_buffer(states.numel, DType.FP32, "last states that modules keep")
         if run.segment.checkpointed:
             run.hold_graph(states.record)
         return contextualized

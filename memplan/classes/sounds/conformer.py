@@ -14,7 +14,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import (
     Attended,
     attention_function,
@@ -385,7 +385,7 @@ class RotaryPositions(Module):
     def forward(self, hidden_states: Handle) -> tuple[Handle, ...]:
         run, length = self.run, hidden_states.shape[1]
         dtype, width = hidden_states.dtype, self.kind.size // self.kind.heads
-        run.hold_buffer(allocated_bytes(width // 2, run.options.weights))
+        run.hold_buffer(width // 2, run.options.weights)
         both = run.buffer(2 * length * width, dtype, loaded=(0, dtype))
         shape = length, 1, 1, width
         return tuple(Handle(run, run.view(both, length * width), shape) for _ in range(2))

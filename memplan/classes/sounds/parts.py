@@ -9,7 +9,6 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import made_from, read_in_rows
@@ -50,7 +49,7 @@ class Sines(Module):
         """Of each sequence."""
         run, shape = self.run, input_ids.shape
         position_ids = self.position_ids(input_ids)
-        run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
+        run.hold_buffer(self.rows * self.width, run.options.weights)
         return made_from(
             OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
         )

@@ -34,7 +34,6 @@ from memplan.classes.translating.tables import (
 from memplan.dtypes import promote
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import Embedding, LayerNorm, dropout
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
@@ -168,7 +167,7 @@ class BartForConditionalGeneration(ConditionalGeneration):
         """``final_logits_bias`` in the model's format: fp32 logits under autocast."""
         run = self.run
         dtype = promote(logits.dtype, run.options.weights)
-        run.hold_buffer(allocated_bytes(self.spec.num_outputs, run.options.weights))
+        run.hold_buffer(self.spec.num_outputs, run.options.weights)
         made = run.tensor(logits.numel, dtype)
         gradient = Gradient.ALIAS if dtype is logits.dtype else Gradient.FRESH
         run.record(OperationKind.ADD_BUFFER, (logits.record,), (made,), gradients=(gradient,))

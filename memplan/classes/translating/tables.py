@@ -5,7 +5,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.tensors import Parameter, allocated_bytes
+from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.functional import made_from
 from memplan.graph.modules.handles import Handle, made_by
@@ -81,7 +81,7 @@ class PositionBuffer(Module):
         """Of each sequence."""
         run = self.run
         position_ids = made_by(run, OperationKind.ARANGE, shape, DType.INT64)
-        run.hold_buffer(allocated_bytes(self.rows * self.width, run.options.weights))
+        run.hold_buffer(self.rows * self.width, run.options.weights)
         return made_from(
             OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
         )

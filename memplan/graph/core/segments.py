@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
+from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.operation_kinds import PRODUCTS, SECOND_FIRST, OperationKind
-from memplan.graph.core.tensors import Parameter, Storage, Tensor
+from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import ModelPart, beside_of
 from memplan.training.compilation import Compilation
 from memplan.training.splitting.exchange import NO_SENDS, Sends
@@ -221,8 +222,9 @@ class Buffer:
     segment: "Segment"
     position: int
     """How many of the segment's parameters are declared before it."""
-    num_bytes: int
+    numel: int
     """As it is loaded; 0: it is not."""
+    dtype: DType
     words: str = BUFFER_WORDS
     before: str = ""
     """The module whose weights it comes before, of the segment or, where that has none of the name, of the
@@ -233,6 +235,16 @@ class Buffer:
     """Its own module, where all weights of the segment are declared before any runs: it stands behind that one's."""
     made_bytes: int = 0
     """What takes its place when its segment first runs, in another format or longer; 0: it stays as it is."""
+
+    @property
+    def num_bytes(self) -> int:
+        """As it is loaded; 0: it is not."""
+        return allocated_bytes(self.numel, self.dtype) if self.numel else 0
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether it is one of torch's buffers, which engines send and cast."""
+        return self.words == BUFFER_WORDS and self.numel > 0
 
     @property
     def kept_bytes(self) -> int:

@@ -15,6 +15,9 @@ each, 256 with 11 (cub/device/dispatch/tuning/tuning_radix_sort.cuh of CUDA 13.0
 SINGLE_TILE = 2304
 """Up to so many pairs are sorted by one block (``InvokeSingleTile``; torch 2.13 was asked for 17 sizes)."""
 ALIGNMENT = 256
+SCAN_SCRATCH_BYTES = 1024
+"""What a running sum of one row of numbers asks for: what its blocks tell each other, and room to align it
+(cub/device/dispatch/dispatch_scan.cuh; torch 2.13 asked for 1,023 bytes for 12 sizes from 8 to 4,096)."""
 
 
 def sort_tile(compute_capability: tuple[int, int]) -> int:

@@ -165,15 +165,16 @@ class Weights(Lifetimes):
         pass makes it anew; none of them: it makes it at all.
         """
         storage = Storage(allocated_bytes(numel, dtype), -1, 0)
-        loaded_bytes, made_bytes = storage.num_bytes, 0
-        if loaded is not None and loaded != (numel, dtype):
-            loaded_bytes, made_bytes = loaded[0] and allocated_bytes(*loaded), storage.num_bytes
-        self.hold_buffer(loaded_bytes, before=before, behind=behind, made_bytes=made_bytes)
+        is_made = loaded is not None and loaded != (numel, dtype)
+        made_bytes = storage.num_bytes if is_made else 0
+        first = loaded or (numel, dtype)
+        self.hold_buffer(*first, before=before, behind=behind, made_bytes=made_bytes)
         return Tensor(numel, dtype, storage)
 
     def hold_buffer(
         self,
-        num_bytes: int,
+        numel: int,
+        dtype: DType,
         words: str = BUFFER_WORDS,
         *,
         before: str = "",
@@ -184,7 +185,7 @@ class Weights(Lifetimes):
         """Note a buffer of the present segment that no operation reads as it is (``Buffer``)."""
         position = len(self.segment.parameters)
         self.buffers.append(
-            Buffer(self.segment, position, num_bytes, words, before, behind, module, made_bytes)
+            Buffer(self.segment, position, numel, dtype, words, before, behind, module, made_bytes)
         )
 
     @property

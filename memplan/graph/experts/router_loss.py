@@ -11,16 +11,23 @@ from memplan.graph.core.segments import Gradient
 from memplan.graph.core.tape import Tape
 
 
-def keep_router_logits(t: Tape, experts: int, *, in_fp32: bool = False) -> None:
-    """The logits of some layers' routers, of so many experts together, and a softmax of each."""
+def keep_router_logits(
+    t: Tape, experts: int, *, in_fp32: bool = False, scored: bool = True
+) -> None:
+    """The logits of some layers' routers, of so many experts together, and where a loss has its scores a
+    softmax of each.
+
+    Classes without such a loss keep and return them all the same (``OutputRecorder``).
+    """
     tokens = t.options.batch_size * t.options.seq_len
     dtype = DType.FP32 if in_fp32 else t.autocast or t.compute
     logits = t.tensor(tokens * experts, dtype)
     logits.requires_grad = True
     t.record(OperationKind.ROUTER_LOGITS, (), (logits,))
     t.linger(logits)
-    scored = DType.FP32 if t.autocast is not None else logits.dtype
-    scores = t.tensor(logits.numel, scored)
+    if not scored:
+        return
+    scores = t.tensor(logits.numel, DType.FP32 if t.autocast is not None else logits.dtype)
     t.record(
         OperationKind.SOFTMAX, (logits,), (scores,), saves=(scores,), gradients=(Gradient.NONE,)
     )

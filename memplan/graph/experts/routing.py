@@ -40,7 +40,7 @@ def divided(t: Tape, x: Tensor, divisor: Tensor, *, in_place: bool) -> Tensor:
     out = t.view(x, x.numel) if in_place else kept
     outputs = (out, kept) if in_place else (out,)
     t.record(
-        OperationKind.DIV, (x, divisor), outputs, saves=(kept if in_place else x, divisor),
+        OperationKind.DIV, (x, divisor), outputs, saves=(divisor, kept if in_place else x),
         gradients=(own, size), backward_scratch_bytes=quotients,
     )  # fmt: skip
     return out

@@ -103,7 +103,7 @@ def fp32_linear(x: Handle, module: Module, weight: Weight, *, region: bool = Tru
         x = x.to(run.autocast)
     made = empty(run, (rows, weight.shape[0]), x.dtype)
     run.record(
-        OperationKind.LINEAR, (x.record, factor), (made.record,), saves=(x.record, factor),
+        OperationKind.LINEAR, (x.record, factor), (made.record,), saves=(factor, x.record),
         gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * rows * prod(weight.shape),
     )  # fmt: skip
     del x

@@ -36,6 +36,8 @@ def next_token_labels(t: Tape, tokens: int, *, padded: bool) -> tuple[Tensor, Te
         return labels, labels
     longer = t.tensor(tokens + t.options.batch_size, DType.INT64)
     t.record(OperationKind.PAD, (), (longer,))
+    if t.options.batch_size == 1:
+        return t.view(longer, tokens), longer  # one row of a longer one is in rows already
     labels = t.tensor(tokens, DType.INT64)
     t.record(OperationKind.CONTIGUOUS, (longer,), (labels,))
     return labels, longer

@@ -62,7 +62,7 @@ class PackedBase:
         )  # fmt: skip
         t.segment.parameters[-1] = codes
         for state in self.how.format.states(out_features, in_features, self.how):
-            t.hold_buffer(allocated_bytes(state.numel, state.dtype), self.how.scale_words)
+            t.hold_buffer(state.numel, state.dtype, self.how.scale_words)
         return codes
 
     def product(self, t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:

@@ -7,13 +7,14 @@ which gradients come is known, the buckets are made again, before the second for
 (``rebuild_buckets``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from memplan.dtypes import DType
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
 from memplan.memory.ddp import DdpOptions, compressed_format
 from memplan.memory.programs.program import Program
-from memplan.memory.programs.weights import Weight, is_trained
+from memplan.memory.programs.weights import Weight, is_trained, runs_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
@@ -21,6 +22,8 @@ from memplan.units import MIB, round_up
 
 _BUFFERS, _BUCKET = ComponentKind.COMMUNICATION_BUFFERS, "gradient bucket"
 _SENT = "parameters sent to all ranks"
+Flat = tuple[int, DType]
+"""What a tensor takes beside others of its format [bytes]."""
 
 BROADCAST_BYTES = 250 * MIB
 """Parameters sent in one piece (torch/nn/parallel/distributed.py, ``broadcast_bucket_size``)."""
@@ -50,6 +53,14 @@ class DdpProgram(Program):
         """Gradients in each bucket, in the order in which they come."""
         self.filled = 0
         """Bytes in the bucket that is being filled."""
+        self.buffers = [
+            (each.numel * each.dtype.num_bytes, each.dtype)
+            for run in runs_of(given.tape)
+            for each in run.before
+            if each.is_registered and self.options.broadcast_buffers
+        ]
+        self.sends_buffers = True
+        """The next forward pass sends them (``_check_sync_bufs_pre_fwd``)."""
 
     def load(self) -> None:
         """The model; its parameters sent in pieces; one bucket for all gradients."""
@@ -75,14 +86,17 @@ class DdpProgram(Program):
         self.lengths = [len(piece) for piece in pieces]
 
     def _broadcast(self) -> None:
-        """Parameters flattened in pieces, two of them on their way; one alone needs no copy.
+        """Its parameters, and the buffers behind them."""
+        self._send([(gradient_bytes(each), each.dtype) for each, _ in self.weights] + self.buffers)
+
+    def _send(self, tensors: list[Flat]) -> None:
+        """Tensors flattened in pieces, two of them on their way; one alone needs no copy.
 
         (``torch/csrc/distributed/c10d/comm.cpp``, ``broadcast_coalesced``)
         """
         ledger = self.ledger
-        sizes = [gradient_bytes(parameter) for parameter, _ in self.weights]
         on_the_way: list[Block | None] = []
-        for piece in coalesced(sizes, [BROADCAST_BYTES]):
+        for piece in in_pieces(tensors, BROADCAST_BYTES):
             if len(on_the_way) == BROADCASTS_ON_THE_WAY:
                 self._arrive(on_the_way.pop(0))
             flat = (
@@ -105,13 +119,16 @@ class DdpProgram(Program):
         super().micro_batch(step, first=first, last=last)
 
     def prepare_forward(self) -> None:
-        """Once the order in which gradients come is known, buckets are made again."""
+        """Once the order in which gradients come is known, buckets are made again; then buffers are sent."""
         if self.arrived and not self.rebuilt and not self._keeps_first_buckets:
             self._rebuild()
+        if self.sends_buffers:
+            self._send(self.buffers)
 
     def prepare_backward(self, *, last: bool) -> None:
         """Whether gradients are reduced: those of the last micro-batch."""
         self.reduces = last
+        self.sends_buffers = last
         self.waiting = list(self.lengths)
 
     def settle(self, *, num_micro_batches: int) -> None:  # noqa: ARG002
@@ -155,6 +172,22 @@ class DdpProgram(Program):
             self.ledger.use(size, kind=_BUFFERS, name="a bucket, compressed")
         self.ledger.exchange(ExchangeKind.ALL_REDUCE, sent, self.ranks, Hiding.BEHIND)
         self.filled = 0
+
+
+def in_pieces(tensors: Iterable[Flat], cap: int) -> list[list[int]]:
+    """Cut tensors of one format each into pieces, in the order of their first ones.
+
+    >>> in_pieces([(5, DType.FP32), (1, DType.BOOL), (5, DType.FP32), (5, DType.FP32)], 10)
+    [[5, 5], [1], [5]]
+    """
+    pieces: list[tuple[int, list[int]]] = []
+    filling: dict[DType, tuple[int, list[int]]] = {}
+    for number, (size, dtype) in enumerate(tensors):
+        piece = filling.setdefault(dtype, (number, []))
+        piece[1].append(size)
+        if sum(piece[1]) >= cap:
+            pieces.append(filling.pop(dtype))
+    return [sizes for _, sizes in sorted([*pieces, *filling.values()])]
 
 
 def gradient_bytes(parameter: Parameter) -> int:
