@@ -147,4 +147,4 @@ build: $(ENVIRONMENT)  ## Build the wheel and the source distribution into dist/
 	$(PYTHON) -m build
 
 clean:  ## Remove the environment and everything built
-	rm -rf $(VENV) $(VENV)-* dist build memplan.egg-info memplan/memory/_replay*.so site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* dist build memplan.egg-info memplan/memory/_replay*.so site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .mutants

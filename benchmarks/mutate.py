@@ -1,11 +1,12 @@
 """Whether the tests would see a slip in the estimation core: small changes at random, each of which some test has to fail on.
 
-``python benchmarks/mutate.py --seed 1`` first runs the tests of ``TESTS`` once, file by file, and notes which places of the
-core each of them runs and how long it takes; then it draws mutants of places that are run at all, and for each runs the
-quickest tests that run its place until one fails. It exits 1 where fewer than ``LEAST_KILLED`` die, and names those that
-live. No file is changed. Tests are collected once; a mutant within a function is tried in a fork of that process, in which the
-function's code is another. One of what a module does as it is imported is tried in a process that is forked before memplan is,
-and finds the changed module in place of the one on disk. Nothing but the standard library and pytest is needed.
+``python benchmarks/mutate.py --seed 1`` first runs the tests of the core once, file by file, and notes which of its places
+each of them runs and how long it takes (kept in ``.mutants``, and used again while core and file are the same); then it draws
+mutants of places that are run at all, and for each runs the quickest tests that run its place until one fails. It exits 1 where
+fewer than ``LEAST_KILLED`` die, and names those that live. No file is changed. Tests are collected once; a mutant within a
+function is tried in a fork of that process, in which the function's code is another. One of what a module does as it is imported
+is tried in a process that is forked before memplan is, and finds the changed module in place of the one on disk. Nothing but the
+standard library and pytest is needed.
 
 What is drawn: a line of the core that some test runs, each as likely as any other, and one of its changes
 (``benchmarks/mutants.py``). What is not: changes after which every answer is the same by the kind of place they are in. These
@@ -29,6 +30,7 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,16 +46,20 @@ if TYPE_CHECKING:
     from _pytest.reports import TestReport
 
 ROOT = Path(__file__).parent.parent
-CORE = ("graph", "memory", "training", "compute", "estimator", "families", "search")
-"""Packages of the estimation core that are mutated."""
-TESTS = (
-    *(f"memplan/{each}" for each in CORE),
-    "tests/memory", "tests/graph", "tests/training", "tests/compute", "tests/estimator", "tests/formulas",
-    "tests/families", "tests/search", "tests/accuracy", "tests/sources/test_requests.py", "tests/test_every_field.py",
+PURE = "The estimation core is pure"
+"""How the contract of ``pyproject.toml`` begins that names the core's rooms."""
+SAYING = ("memplan.errors", "memplan.text")
+"""Of these, what holds nothing but words."""
+UNASKED = (
+    *(f"tests/{each}" for each in ("browser", "cli", "fuzz", "live", "plugin", "published", "report", "tracing", "verify")),
+    "tests/families/test_mutated_configs.py", "tests/sources/test_file_fuzz.py",
 )  # fmt: skip
-"""Tests and examples that look at it: most of those of the command line and of reports would only be slower."""
+"""Tests that begin processes, read words, need other packages, or are content with what does not break: they would only be slower."""
+ASKED = ("tests/test_every_field.py", "tests/test_one_answer.py")
+"""Tests of no room that look at the core."""
 PRELOADED = ("rich.console", "rich.table", "typer.main", "yaml")
 """What every process would import anew otherwise."""
+SEEN = "keep in this folder which tests run what, for the next time"
 LEAST_KILLED = 0.9
 MOST_FILE_S = 40.0
 """Of a file of tests, what it runs in more CPU time than that is not looked at."""
@@ -182,6 +188,12 @@ class Places:
             self.count += text.count("\n") + 2
         self.digest = digest.hexdigest()
 
+    def key(self, name: str) -> str:
+        """What stands for a file of tests and the core, as they are."""
+        path = ROOT / name
+        text = path.read_bytes() if path.is_file() else b""
+        return hashlib.sha256(f"{self.digest} {name}\n".encode() + text).hexdigest()
+
     def codes(self) -> dict[str, CodeType]:
         """The core with marks."""
         return {
@@ -196,18 +208,26 @@ class Places:
         return slice(first, after)
 
 
+def core() -> list[Path]:
+    """Its packages and modules: those that the layers call pure, so that a new room is one of them at once."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (pure,) = (each for each in contracts if each["name"].startswith(PURE))
+    names = [each.replace(".", "/") for each in pure["source_modules"] if each not in SAYING]
+    return [ROOT / each if (ROOT / each).is_dir() else ROOT / f"{each}.py" for each in names]
+
+
 def modules() -> list[Path]:
     """The core's."""
-    return [path for package in CORE for path in sorted((ROOT / "memplan" / package).rglob("*.py"))]
+    return [path for each in core() for path in (sorted(each.rglob("*.py")) or [each])]
 
 
 def files_of_tests() -> list[str]:
-    """Every file of ``TESTS``; each of the core's own packages with its examples as one."""
-    found: list[str] = []
-    for folder in TESTS:
-        files = sorted((ROOT / folder).rglob("test_*.py"))
-        found += [each.relative_to(ROOT).as_posix() for each in files] or [folder]
-    return found
+    """Every file of tests but those of ``UNASKED``; each of the core's own packages with its examples as one."""
+    examples = [each.relative_to(ROOT).as_posix() for each in core()]
+    files = sorted((ROOT / "tests").glob("*/**/test_*.py"))
+    names = [each.relative_to(ROOT).as_posix() for each in files]
+    return [*examples, *(each for each in names if not each.startswith(UNASKED)), *ASKED]
 
 
 @dataclass(frozen=True)
@@ -264,10 +284,8 @@ def import_all(places: Places) -> None:
         )
 
 
-def look_at_all(places: Places, folder: Path, jobs: int) -> list[Seen]:
-    """What every test runs."""
-    names = files_of_tests()
-    found = [folder / f"{number}.jsonl" for number in range(len(names))]
+def look_at(names: Mapping[str, Path], places: Places, jobs: int) -> None:
+    """Write down what every test of these files runs; one that was stopped in the middle has what it ran until then."""
 
     def ask(plugin: Asked, session: pytest.Session) -> None:
         import_all(places)
@@ -275,36 +293,31 @@ def look_at_all(places: Places, folder: Path, jobs: int) -> list[Seen]:
             lambda name=name, path=path: fork(
                 lambda: look(plugin, session, name, ran, path), MOST_FILE_S
             )
-            for name, path in zip(names, found, strict=True)
+            for name, path in names.items()
         )
-        for _ in all_in_forks(starts, jobs):
-            pass
+        for number, _ in all_in_forks(starts, jobs):
+            part = list(names.values())[number]
+            part.touch()  # one that ended before it began has run nothing
+            part.rename(part.with_suffix(".jsonl"))
 
     ran = bytearray(places.count)
     setattr(builtins, RAN, ran)
     codes = places.codes()
-    os.waitpid(fork(lambda: pytest_with(ask, codes), 10 * MOST_FILE_S), 0)
-    rows = []
-    for path in found:
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        # The last line of what was stopped may be half a line.
-        rows += [Seen(*json.loads(line)) for line in lines if line.endswith("]")]
-    return rows
+    os.waitpid(fork(lambda: pytest_with(ask, codes), None), 0)
 
 
-def remembered(path: Path | None, places: Places) -> list[Seen]:
-    """What was seen when this very core was last looked at."""
-    if path is None or not path.exists():
-        return []
-    digest, *rows = path.read_text("utf-8").splitlines()
-    return [Seen(*json.loads(row)) for row in rows] if digest == places.digest else []
-
-
-def remember(path: Path | None, places: Places, seen: Sequence[Seen]) -> None:
-    """Keep it for the next time."""
-    if path is not None:
-        rows = [json.dumps([each.name, each.seconds, each.packed]) for each in seen]
-        path.write_text("\n".join([places.digest, *rows]), "utf-8")
+def look_at_all(places: Places, folder: Path, jobs: int) -> list[Seen]:
+    """What every test runs: of files that were looked at when core and file said the same, as it was noted then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    noted = {name: folder / f"{places.key(name)}.jsonl" for name in files_of_tests()}
+    for path in set(folder.iterdir()) - set(noted.values()):
+        path.unlink()
+    unseen = {name: path.with_suffix(".part") for name, path in noted.items() if not path.exists()}
+    if unseen:
+        look_at(unseen, places, jobs)
+    lines = [line for path in noted.values() for line in path.read_text("utf-8").splitlines()]
+    # The last line of what was stopped may be half a line.
+    return [Seen(*json.loads(line)) for line in lines if line.endswith("]")]
 
 
 # -- which mutants, and which tests for each -----------------------------------------------------
@@ -549,9 +562,7 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument(
-        "--seen", type=Path, help="keep here which tests run what, for the next time"
-    )
+    parser.add_argument("--seen", type=Path, default=ROOT / ".mutants", help=SEEN)
     options = parser.parse_args()
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
@@ -562,10 +573,7 @@ def main() -> int:
     places = Places()
     with tempfile.TemporaryDirectory(prefix="memplan-mutants-") as name:
         folder = Path(name)
-        seen = remembered(options.seen, places)
-        if not seen:
-            seen = look_at_all(places, folder, options.jobs)
-            remember(options.seen, places, seen)
+        seen = look_at_all(places, options.seen, options.jobs)
         count = sum(not each.is_import for each in seen)
         _say(
             f"{count} tests looked at in {time.monotonic() - began:.0f} s, {_cpu_s():.0f} s of CPU"
