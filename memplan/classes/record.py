@@ -12,6 +12,7 @@ from memplan.classes.stages import cut
 from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.splits import Sharing, Split, SplitPlan
+from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.batch import input_blocks
 from memplan.graph.modules.interpreter import undisturbed
 from memplan.graph.modules.layer_list import LayerList
@@ -157,8 +158,12 @@ def split_modules(model: Module, plan: SplitPlan, *, sequence: bool, spread: boo
             become(module, SharedKeyLinear)
         module.gathers = sequence and name in ("self_attn", "attention", "mlp")
     from memplan.classes.mixed.mixtures import MixtureBlock  # only where ranks split a model
+    from memplan.classes.recurrent.mamba import Mixer
 
     for _, module in without_towers(model):
+        if isinstance(module, Mixer):
+            for each in module.children.values():
+                each.split = plan.mixer.columns if isinstance(each, Linear) else Split.WHOLE
         if isinstance(module, MixtureBlock):
             module.gathers = sequence and not spread
             share_experts(module, Sharing.PARTIAL if sequence else plan.shared, spread=spread)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 GPUS_PER_NODE = 8
 """GPUs of a node where the number of nodes is not given: every HGX board since 2017."""
 ROTATION = "context_parallel_rotate_method"
+LEAVES_MIXERS = "tensor_parallel_leaves_mixers"
 IN_CLASSES = "context_parallel_in_classes"
 """The engine's option that says how keys and values of a ring get about."""
 
@@ -147,6 +148,7 @@ class DerivedSetup(SetupFields):
             loss=self.loss_parallel,
             kind=_KINDS_OF_SPLIT.get(self.chosen_engine, TensorParallelKind.DTENSOR),
             splits_adapters=self.adapter is not None and self.chosen_engine is Engine.FSDP,
+            leaves_mixers=dict(self.engine_options).get(LEAVES_MIXERS) is True,
         )
 
     @property

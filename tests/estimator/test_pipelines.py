@@ -247,3 +247,43 @@ def test_a_setup_file_says_layers_of_each_stage(tmp_path: Path) -> None:
         "layers_per_stage: [1, 3, 3, 1]\npipeline_schedule: 1f1b\n"
     )
     assert read_setup(path).layers_per_stage == (1, 3, 3, 1)
+
+
+CHOOSING: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "hidden_size": 1024,
+    "intermediate_size": 2048, "moe_intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "kv_lora_rank": 256, "q_lora_rank": 512, "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "index_topk": 512, "index_n_heads": 8,
+    "index_head_dim": 128, "vocab_size": 16384, "max_position_embeddings": 4096,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "indexer_types": ["full", "shared", "shared", "full"], "tie_word_embeddings": False,
+}  # fmt: skip
+CARRIED = {
+    (0, "none"): 714_490_544, (0, "full"): 559_239_728,
+    (1, "none"): 875_709_492, (1, "full"): 752_632_788,
+}  # fmt: skip
+"""Requested peaks of forward and backward passes by rank and checkpointing: torch 2.13's ``Schedule1F1B`` over transformers'
+layers on its CUDA build without a card, the choice carried as NeMo AutoModel's class does. Of the first rank without what the
+schedule's metadata inference, which NeMo leaves out, keeps of one micro-batch (hidden states and the choice, 4,198,752 bytes
+between steps)."""
+
+
+@pytest.mark.parametrize("at", CARRIED)
+def test_a_choice_of_tokens_goes_from_stage_to_stage(at: tuple[int, str]) -> None:
+    rank, checkpointing = at
+    setup = memplan.TrainingSetup(
+        num_gpus=2, engine="ddp", pipeline_parallel=2, gradient_accumulation_steps=4, micro_batch_size=1,
+        seq_len=1024, precision="bf16", optimizer="adamw-fused", checkpointing=checkpointing,
+    )  # fmt: skip
+    found = memplan.estimate(CHOOSING, setup, gpu="h100", rank=rank)
+    peaks = {each.name: each.peak_bytes for each in found.account.phases}
+    assert max(peaks["forward"], peaks["backward"]) == pytest.approx(CARRIED[at], rel=0.003)
+
+
+def test_another_runtime_carries_no_choice() -> None:
+    setup = memplan.TrainingSetup(
+        num_gpus=2, engine="deepspeed", zero_stage=1, pipeline_parallel=2, seq_len=1024
+    )
+    with pytest.raises(memplan.MemplanError, match="shares an earlier layer's choice"):
+        memplan.estimate(CHOOSING, setup)

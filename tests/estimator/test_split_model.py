@@ -7,6 +7,11 @@ import pytest
 import memplan
 from memplan.errors import SetupError
 from memplan.estimator.job import all_ranks
+from memplan.estimator.recording import record_and_walk, tape_options
+from memplan.fast_dataclass import replace
+from memplan.memory.accounts import rank_account
+from memplan.memory.rank import RankInput
+from memplan.sources.gpus import load_gpu
 from memplan.training.setup import TrainingSetup
 
 LLAMA: dict[str, Any] = {
@@ -248,3 +253,94 @@ def test_every_rank_has_a_tower_whole() -> None:
             memplan.estimate(
                 model, TrainingSetup(**{**whole, "tensor_parallel": 2, **fields, "precision": None})
             )
+
+
+MIXED: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+}
+
+WINDOWED: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_global_key_value_heads": 4,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "attention_k_eq_v": True,
+    "vocab_size": 32000,
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "enable_moe_block": False,
+    "layer_types": [
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "sliding_attention",
+        "full_attention",
+    ],
+    "use_double_wide_mlp": False,
+}
+
+BESIDE_HEADS = [
+    # config, what mixes tokens in attention's place left whole, checkpointing, bytes asked for while forward and backward
+    (MIXED, True, "none", 1389624384, 1455152184), (MIXED, True, "full", 726985392, 792513192),
+    (MIXED, False, "none", 1275935808, 1341463608), (MIXED, False, "full", 613296816, 678824616),
+    (WINDOWED, False, "none", 974607806, 1040135606), (WINDOWED, False, "full", 663689566, 729217366),
+]  # fmt: skip
+"""The same: Qwen3.5 as NeMo AutoModel splits it and as transformers 5.23 does, and Gemma 4, TP 4 over 1,024 tokens."""
+
+WORKSPACES = 64 << 20
+"""cuBLAS's, which a rank's account is given apart."""
+
+
+@pytest.mark.parametrize(("config", "leaves", "checkpointing", "forward", "backward"), BESIDE_HEADS)
+def test_layers_that_are_more_than_heads(
+    config: dict[str, Any], leaves: bool, checkpointing: str, forward: int, backward: int
+) -> None:
+    setup = TrainingSetup(
+        num_gpus=4, engine="ddp", tensor_parallel=4, seq_len=1024, precision="bf16",
+        optimizer="adamw-fused", checkpointing=checkpointing,
+    ).resolve(8192)  # fmt: skip
+    options = tape_options(setup, load_gpu("h100"))
+    assert options.tensor_parallel is not None
+    group = replace(options.tensor_parallel, leaves_mixers=leaves)
+    model = memplan.load_model(config, "causal-lm")
+    tape, passes = record_and_walk(model, replace(options, tensor_parallel=group))
+    account = rank_account(RankInput(tape=tape, passes=passes, setup=setup), rank=0)
+    peaks = {each.name: each.peak_bytes for each in account.phases}
+    assert peaks["forward"] == pytest.approx(forward - WORKSPACES, rel=0.0002)
+    assert peaks["backward"] == pytest.approx(backward - WORKSPACES, rel=0.0002)
+
+
+def test_the_file_says_whose_plan_it_is() -> None:
+    """The option is the engine's, as a file of NeMo AutoModel's sets it."""
+    leaves = {"engine_options": {"tensor_parallel_leaves_mixers": True}}
+    held = [
+        memplan.estimate(MIXED, TrainingSetup(num_gpus=4, engine="fsdp", tensor_parallel=4, seq_len=512, **each)).held_bytes
+        for each in ({}, leaves)
+    ]  # fmt: skip
+    assert held[1] > 1.3 * held[0]

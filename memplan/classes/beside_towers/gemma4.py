@@ -285,7 +285,7 @@ class Gemma4TextDecoderLayer(SandwichLayer):
         expert = FeedForwardSpec(intermediate_size=inner, activation=activation, gated=True)
         return MixtureSpec(
             num_experts=router.num_experts, num_experts_per_token=router.top_k, expert=expert,
-            router=RouterSpec(), shared=dense, in_own_way=True,
+            router=RouterSpec(), shared=dense,
         )  # fmt: skip
 
     def forward(  # type: ignore[override]

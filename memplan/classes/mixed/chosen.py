@@ -17,6 +17,7 @@ from memplan.dtypes import DType
 from memplan.errors import UnsupportedOperationError
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import attention_function
 from memplan.graph.modules.basic import LayerNorm, Linear
 from memplan.graph.modules.contractions import matmul
@@ -25,6 +26,7 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import causal_mask, causal_pattern, position_ids
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate, rotate_half
+from memplan.graph.modules.stages import linked, receive_beside, send_beside
 from memplan.graph.modules.unread import NoGradient
 from memplan.model.config import ConfigReader
 from memplan.model.latent import IndexerSpec, LatentAttentionSpec
@@ -250,6 +252,11 @@ class GlmMoeDsaDecoderLayer(MixtureLayer):
 class GlmMoeDsaModel(DeepseekV32Model):
     layer_class: type[LlamaDecoderLayer] = GlmMoeDsaDecoderLayer
 
+    def __init__(self, config: ConfigReader) -> None:
+        super().__init__(config)
+        self.index_topk = config.integer("index_topk")
+        self.any_shares = not all(each.chooses for each in self.kinds(config))
+
     def kinds(self, config: ConfigReader) -> Sequence[ChoosingKind]:  # type: ignore[override]
         found = [
             each._replace(chooses=not shares_choice(config, number))
@@ -270,11 +277,38 @@ class GlmMoeDsaModel(DeepseekV32Model):
         mask = self.masks(batch, length)[None]
         x = embeds
         tables = self.tables(x, positions)[None]
-        topk_indices = None
+        topk_indices = None if received is None else self.received_choice(batch, length)
         for layer in self.layer_list:
             x, topk_indices = layer(x, tables, mask, topk_indices, unread=positions)
         x = self.norm(x)
+        stage = self.run.options.stage
+        if stage is not None and not stage.is_last and self.is_carried:
+            send_beside(self.run, x, topk_indices, self.carried)
         return x
+
+    @property
+    def is_carried(self) -> bool:
+        """A pipeline of torch's hands the choice from stage to stage, where any layer shares it (NeMo AutoModel,
+        components/models/glm_moe_dsa/model.py)."""
+        stage = self.run.options.stage
+        return stage is not None and stage.runtime.reads_buffers and self.any_shares
+
+    @property
+    def carried(self) -> Tensor | None:
+        """The choice as a stage received it, beside its hidden states."""
+        return self.run.leaves[1] if len(self.run.leaves) > 1 else None
+
+    def received_choice(self, batch: int, length: int) -> Handle | None:
+        """What the stage before chose, in whole numbers again."""
+        if not self.is_carried:
+            return None
+        carried = receive_beside(self.run, batch, length, min(self.index_topk, length))
+        return carried.apart(OperationKind.TO, dtype=DType.INT64)
+
+    def adjusted(self, logits: Handle) -> Handle:
+        """A pipeline's last stage makes the choice that it received a part of what it returns."""
+        carried = self.carried
+        return logits if carried is None else linked(self.run, logits, carried)
 
 
 def shares_choice(config: ConfigReader, number: int) -> bool:

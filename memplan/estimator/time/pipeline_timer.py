@@ -164,8 +164,9 @@ class PipelineTimer:
         self.runs_ahead = given.setup.virtual_stages > 1
         """The host asks for passes ahead of the GPU: without virtual stages Megatron's exchanges make it wait for the GPU at each pass
         (``batch_p2p_sync``), with them they overlap (``overlap_p2p_comm``)."""
-        leaves = [leaf for stage in given.stages for leaf in stage.tape.leaves[:1]]
-        self.sent_bytes = max((each.numel * each.dtype.num_bytes for each in leaves), default=0)
+        leaves = [stage.tape.leaves for stage in given.stages]
+        sizes = (sum(each.numel * each.dtype.num_bytes for each in own) for own in leaves)
+        self.sent_bytes = max(sizes, default=0)
 
     def _going_of(self, place: int) -> set[tuple[int, int]]:
         chunks = self.given.setup.offload_activations is ActivationOffload.CHUNKS

@@ -74,6 +74,8 @@ class SplitPlan:
     """The expert of a mixture that every token passes."""
     experts: Sharing = Sharing.SPLIT
     """A mixture's routed experts."""
+    mixer: Sharing = Sharing.WHOLE
+    """What stands in attention's place in some layers: where it is joined, all its linear layers are columns."""
     table: Sharing = Sharing.SPLIT
     """The token table."""
 

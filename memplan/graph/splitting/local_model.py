@@ -14,6 +14,7 @@ from memplan.model.attention import (
 from memplan.model.joining import Joining
 from memplan.model.latent import LatentAttentionSpec
 from memplan.model.layers import EmbeddingSpec, LayerRun, LayerSpec, NormPlacement
+from memplan.model.mixers import MixerSpec
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.networks import FeedForwardSpec
 from memplan.model.spec import ModelSpec, Task
@@ -140,6 +141,8 @@ def _local_layer(
         attention = _shared_attention(model, attention, plan.attention, group)
     elif isinstance(attention, LatentAttentionSpec):
         attention = _local_latent(model, attention, plan.attention, group)
+    elif isinstance(attention, MixerSpec) and has_plan(model) and not group.sequence:
+        attention = _local_mixer(model, attention, plan.attention, group)
     else:
         _refuse(model, "its attention is not one of heads that are independent of one another")
     if isinstance(network, FeedForwardSpec):
@@ -151,12 +154,21 @@ def _local_layer(
     return replace(layer, attention=attention, feed_forward=network)
 
 
+def _local_mixer(
+    model: ModelSpec, spec: MixerSpec, sharing: Sharing, group: TensorParallel
+) -> MixerSpec:
+    """What is no attention has its sizes whole: its linear layers' columns are joined, or not split."""
+    if spec.scores is None:
+        return spec
+    return replace(spec, scores=_shared_attention(model, spec.scores, sharing, group))
+
+
 def _shared_attention(
     model: ModelSpec, spec: AttentionSpec, sharing: Sharing, group: TensorParallel
 ) -> AttentionSpec:
     if sharing is Sharing.WHOLE:
         return spec
-    if spec.form is not AttentionForm.INTERFACE or spec.output_gate is not OutputGate.NONE:
+    if spec.form is not AttentionForm.INTERFACE or spec.output_gate not in _GATES_BY_HEAD:
         _refuse(model, "its class computes its attention in steps of its own")
     if sharing is Sharing.JOINED:
         _check_joined(model, spec.num_heads * spec.head_dim, group, "queries")
@@ -178,6 +190,10 @@ SPLIT_BY_HEAD = frozenset(
     {Projection.SEPARATE, Projection.FUSED_INTERLEAVED, Projection.FUSED_SELECTED}
 )
 """Where a share of the rows is all that some heads have: queries, keys and values."""
+
+
+_GATES_BY_HEAD = frozenset({OutputGate.NONE, OutputGate.QUERIES})
+"""No gate, or one that the queries' matrix gives beside each head."""
 
 
 def _check_joined(model: ModelSpec, width: int, group: TensorParallel, what: str) -> None:
@@ -232,7 +248,7 @@ def _splits_by_head(spec: AttentionSpec) -> bool:
     rows_normed = spec.query_key_norm is not None and not spec.query_key_norm_per_head
     odd = (
         spec.form is not AttentionForm.INTERFACE, spec.sinks,
-        spec.output_gate is not OutputGate.NONE,
+        spec.output_gate not in _GATES_BY_HEAD,
         spec.inner_norm, rows_normed, spec.query_key_norm_weight_per_head,
     )  # fmt: skip
     return not any(odd)

@@ -11,6 +11,7 @@ from typing import Final
 
 from memplan.fast_dataclass import replace
 from memplan.graph.core.splits import PLAIN_SPLIT, Sharing, SplitPlan
+from memplan.model.mixers import MixerSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.splitting.parallelism import TensorParallel, TensorParallelKind
 
@@ -18,6 +19,7 @@ _ATTENTION_WHOLE = SplitPlan(attention=Sharing.WHOLE)
 _EXPERTS_ALONE = SplitPlan(attention=Sharing.WHOLE, network=Sharing.WHOLE, shared=Sharing.WHOLE)
 _ATTENTION_JOINED = SplitPlan(attention=Sharing.JOINED)
 _SHARED_WHOLE = SplitPlan(shared=Sharing.WHOLE)
+_MIXER_JOINED = SplitPlan(mixer=Sharing.JOINED)
 
 _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
     (
@@ -25,7 +27,7 @@ _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
         (
             "apertus arcee cohere cohere2 deepseek_v2 deepseek_v32 dots1 ernie4_5_moe exaone4 "
             "gemma gemma2 gemma3_text glm4_moe glm_moe_dsa granite helium hy_v3 hyperclovax jais2 "
-            "laguna llama ministral3 mistral mixtral nemotron olmo phi qwen2 qwen3 qwen3_moe "
+            "gemma4 gemma4_text laguna llama ministral3 mistral mixtral nemotron olmo phi qwen2 qwen3 qwen3_moe "
             "seed_oss smollm3 starcoder2 vaultgemma "
             # Of these the plan is the text model's, and the head has its class's own.
             "aya_vision gemma3 glm4v_moe idefics3 internvl llava llava_next llava_next_video llava_onevision mistral3 paligemma "
@@ -40,6 +42,7 @@ _TYPES: Final[tuple[tuple[SplitPlan, str], ...]] = (
     (SplitPlan(network=Sharing.JOINED), "glm glm4 glm4v"),
     (SplitPlan(attention=Sharing.JOINED, network=Sharing.JOINED), "phi3"),
     (_SHARED_WHOLE, "glm4_moe_lite qwen2_moe"),
+    (_MIXER_JOINED, "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next"),
     (SplitPlan(network=Sharing.WHOLE, shared=Sharing.WHOLE), "solar_open"),
 )
 PLANS: Final[Mapping[str, SplitPlan]] = {
@@ -73,6 +76,8 @@ def plan_words(model: ModelSpec, group: TensorParallel) -> str:
         "attention": plan.attention, "networks": plan.network, "shared experts": plan.shared,
         "token table": plan.table,
     }  # fmt: skip
+    if any(isinstance(run.layer.attention, MixerSpec) for run in model.stacks[0].runs):
+        parts["other mixers"] = plan.mixer
     odd = [f"{name} {how.value}" for name, how in parts.items() if how is not Sharing.SPLIT]
     if model.vocab_size % group.degree:
         odd.append("uneven vocabulary, the figures are the first rank's")
@@ -92,4 +97,4 @@ def plan_of(model: ModelSpec, group: TensorParallel) -> SplitPlan:
     plan = PLAIN_SPLIT if group.sequence else PLANS.get(model.family, PLAIN_SPLIT)
     if group.kind is TensorParallelKind.AUTOTP:
         return replace(plan, table=Sharing.WHOLE)
-    return plan
+    return replace(plan, mixer=Sharing.WHOLE) if group.leaves_mixers else plan

@@ -14,7 +14,7 @@ from memplan.memory.engine_options import (
 from memplan.training.choices import FsdpStrategy, Offload
 from memplan.training.precision import PRECISIONS
 from memplan.training.setup import TrainingSetup
-from memplan.training.setup_derived import IN_CLASSES, ROTATION
+from memplan.training.setup_derived import IN_CLASSES, LEAVES_MIXERS, ROTATION
 from memplan.training.splitting.context_parallel import RotateMethod
 
 
@@ -89,6 +89,9 @@ class Fsdp2Options:
     transformers loads them; verl loads them in fp32."""
     context_parallel_rotate_method: RotateMethod = RotateMethod.ALLGATHER
     """How keys and values of ranks that share sequences get about."""
+    tensor_parallel_leaves_mixers: bool = False
+    """Whether ranks that split layers have what stands in attention's place in some of them whole (NeMo AutoModel); transformers'
+    plan splits its linear layers, too."""
     context_parallel_in_classes: bool = False
     """Whether a model's own classes share sequences in every layer, with windows and recurrent states that they hand on, as NeMo
     AutoModel's and prime-rl's do."""
@@ -115,6 +118,7 @@ class Fsdp2Options:
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
             frozen_dtype=read.dtype("frozen_dtype", None),
             context_parallel_rotate_method=_rotation(setup, read),
+            tensor_parallel_leaves_mixers=read.boolean(LEAVES_MIXERS, default=False),
             context_parallel_in_classes=_in_classes(setup, read),
         )
         check_offload(setup)

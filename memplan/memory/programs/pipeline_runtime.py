@@ -41,7 +41,7 @@ class StageLink:
         """Read off a stage's tape."""
         place = tape.options.stage
         assert place is not None
-        received = 0 if place.is_first else _bytes(tape.leaves[0])
+        received = 0 if place.is_first else sum(map(_bytes, tape.leaves))
         return cls.between(tape, received)
 
     @classmethod
@@ -49,9 +49,10 @@ class StageLink:
         """Of a stage that is sent so much."""
         place = tape.options.stage
         assert place is not None
-        output = tape.segments[-1].output
-        assert output is not None
-        returned = logits_bytes(tape) if place.is_last else _bytes(output)
+        last = tape.segments[-1]
+        assert last.output is not None
+        sent = sum(map(_bytes, (last.output, *last.further_outputs)))
+        returned = logits_bytes(tape) if place.is_last else sent
         return cls(
             received_bytes=received_bytes,
             returned_bytes=returned,

@@ -40,6 +40,9 @@ _MOCKED_SIZE = (256, 256)
 """Pictures of noise, and their width and height (``components/datasets/vlm/mock.py``)."""
 _ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _TEXT_CLASS = "NeMoAutoModelForCausalLM"
+_MIXED = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Types of which transformers 5.23 splits the linear attention too, and AutoModel, whose transformers is 5.12.1, does not
+(``_parallelize_qwen3_5_vlm`` of components/distributed/optimized_tp_plans.py)."""
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
@@ -206,6 +209,8 @@ def _read_sharding(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
     if (of_given(given, "engine") or found.fields["engine"]) != "fsdp":
         found.options.pop("reduce_dtype", None)
         return
+    if "tensor_parallel" in found.fields and model_type(found.model) in _MIXED:
+        found.options["tensor_parallel_leaves_mixers"] = True
     found.options["sync_each_batch"] = defers is False or _reduces_each_batch(keys, found)
     if offloads is not None:
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}

@@ -36,6 +36,10 @@ class TensorParallel:
     """Both factors of an adapter are split beside their layer, as NeMo AutoModel does it; else as peft does,
     the second one of layers of columns alone."""
 
+    leaves_mixers: bool = False
+    """What stands in attention's place in some layers every rank has whole, as NeMo AutoModel leaves it; else as
+    transformers' plan has it."""
+
     @property
     def words(self) -> str:
         """What people read of it."""
