@@ -129,6 +129,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if not halves:
         found.fields["precision"] = "fp32"
         found.notes.append("bf16 false: FSDP2 computes in fp32; its shards are counted in fp32 too")
+    # core/base_trainer.py, ``fit``: FSDP2's own way, which reduces each micro-batch's gradients
+    found.options["sync_each_batch"] = True
     if reshard is False:
         found.options["reshard_after_forward"] = False
     if offload:
@@ -168,9 +170,8 @@ def _read_tuning(keys: Keys, found: Found) -> None:
 def _read_frozen(keys: Keys, found: Found) -> None:
     """Some layers are trained, cast to fp32 before they are sharded unless it says otherwise."""
     layers = keys.take("peft_config.freeze_trainable_layers")
-    modules, more = (
-        keys.names(f"peft_config.freeze_{name}_modules") for name in ("trainable", "extra")
-    )
+    modules = keys.names("peft_config.freeze_trainable_modules")
+    more = keys.names("peft_config.freeze_extra_modules")
     count = None if found.model is None else num_layers(found.model)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers == 0:
         keys.refuse("peft_config.freeze_trainable_layers", f"write a number, not {layers!r:.40}")

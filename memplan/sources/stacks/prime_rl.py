@@ -180,7 +180,7 @@ def _merge_trainer(keys: Keys) -> None:
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object], *, is_rl: bool) -> None:
-    if is_rl or not keys.has("data"):
+    if is_rl:
         length = keys.count("model.seq_len")
         keys.taken -= {"data.seq_len"}
     else:

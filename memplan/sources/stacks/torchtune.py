@@ -222,7 +222,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.options["reshard_after_forward"] = False
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
-    found.options["init_device"] = "meta"
+    # Its recipes leave FSDP2's own way: each micro-batch's gradients are reduced (no ``set_requires_gradient_sync``).
+    found.options |= {"init_device": "meta", "sync_each_batch": True}
     if {*layers} == {"tok_embeddings", "output"}:
         found.options["wrapping"] = "torchtitan"
     elif layers:
@@ -281,7 +282,9 @@ def _read_loss(keys: Keys, found: Found) -> None:
             f"kd_loss {own or 'of torchtune'} is counted as TRL's divergence, which keeps more of both models' logits: the figures "
             "are upper bounds"
         )
-        found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
+        found.fields["job"] = {
+            "kind": "distillation", "teacher": _teacher(keys, teacher), "frozen_units": "layers",
+        }  # fmt: skip
 
 
 def _read_groups(keys: Keys, found: Found) -> None:
