@@ -219,10 +219,7 @@ def _read_engine(keys: Keys, found: Found) -> None:
     if keys.flag("model.fsdp_cpu_offload"):
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     elif keys.flag("model.optim_cpu_offload"):
-        found.notes.append(
-            "model.optim_cpu_offload moves optimizer states to the CPU between steps: they are counted, "
-            "as the step holds them"
-        )
+        found.options["states_leave"] = True  # trainer/optim/state_offload.py
 
 
 def _read_context(keys: Keys, found: Found) -> None:

@@ -174,9 +174,6 @@ def _read_replicas(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
         found.options.clear()
     else:
         found.options |= {"init_device": "to_empty", "wrapping": "torchtitan"}
-        if "pipeline_parallel" not in found.fields:
-            # ``train.py``, ``train_step``: FSDP2's own way, which reduces each micro-batch's gradients; schedules wait for the last.
-            found.options["sync_each_batch"] = True
     found.fields["engine"] = "fsdp"
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas

@@ -270,7 +270,10 @@ def _read_compilation(keys: Keys, found: Found) -> None:
 def _read_loss(keys: Keys, found: Found) -> None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     if name in _JOBS:
-        found.fields["job"] = {"kind": _JOBS[name], "log_probabilities": "whole"}
+        job: dict[str, object] = {"kind": _JOBS[name], "log_probabilities": "whole"}
+        if keys.has("ref_checkpointer"):
+            job["frozen_units"] = "layers"  # full_dpo_distributed.py, ``_setup_reference_model``
+        found.fields["job"] = job
         if _JOBS[name] == "grpo":
             _read_groups(keys, found)
     elif name in _CHUNKED:
