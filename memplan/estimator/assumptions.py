@@ -365,7 +365,8 @@ def _media(model: ModelSpec, resolved: TrainingSetup) -> tuple[str, ...]:
         from memplan.graph.denoisers.media import sample_words  # only for diffusion transformers
 
         return sample_words(model, resolved.image_size, resolved.image_width, resolved.num_frames)
-    if not (model.has_towers or model.picture or model.sound):
+    sees = model.has_towers or model.picture or model.sound
+    if not sees or resolved.chosen_engine is Engine.MEGATRON:  # whose towers are left out
         return ()
     from memplan.graph.towers.media import media_words  # only for towers
 

@@ -31,6 +31,7 @@ from memplan.memory.rank import RankInput, Stage, joined
 from memplan.memory.required import RunSource
 from memplan.memory.runtime import NUM_HANDLES, workspace_bytes
 from memplan.model.spec import ModelSpec
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 _OF_THE_BATCH = ("micro_batch_size", "seq_len", "target_seq_len")
@@ -67,6 +68,10 @@ class Job(_LookedAt):
         resolved = on_its_base(model, resolved)
         check_splits(resolved)
         check_model(model, resolved, gpu)
+        if resolved.chosen_engine is Engine.MEGATRON and model.has_towers:
+            from memplan.estimator.modelled.megatron_setup import without_towers  # only then
+
+            model = without_towers(model)
         given = prepared(model, resolved, gpu)
         _refuse_untrained(given)
         return cls(walked=given.walked, gpu=gpu, given=given.rank_input)

@@ -25,6 +25,7 @@ from memplan.memory.programs.others import shards_frozen_models
 from memplan.memory.replaying.ledger import Part
 from memplan.model.joining import Joining
 from memplan.model.spec import ModelSpec, Task
+from memplan.training.activation_offload import ActivationOffload
 from memplan.training.choices import Offload, Recomputation
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import LossKernel
@@ -390,7 +391,10 @@ class _Plan:
     ) -> TapeOptions:
         setup = self._scoring_setup() if setup is None else setup
         adapter = setup.adapter if has_adapter else None
-        bare = replace(setup, adapter=adapter, checkpointing=Recomputation.NONE)
+        bare = replace(
+            setup, adapter=adapter, checkpointing=Recomputation.NONE,
+            offload_activations=ActivationOffload.NONE, offload_activations_ratio=1.0,
+        )  # fmt: skip
         options = tape_options(bare, self.gpu)
         if adapter is None and setup.adapter is not None:
             # Switched off it is under the same autocast as it is when it is on.

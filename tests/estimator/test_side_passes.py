@@ -115,3 +115,17 @@ def test_weights_that_do_not_fit_a_share_are_split_and_all_are_handed_over() -> 
     assert spent(plain, "communication") > spent(
         timed("grpo:rollout=none", model="qwen2.5-32b"), "communication"
     )
+
+
+def test_passes_without_gradients_send_no_checkpoints_away() -> None:
+    """Where the trained pass has its checkpoints in CPU RAM, one that only scores saves nothing that could go."""
+    found = memplan.estimate(
+        "qwen2.5-0.5b",
+        memplan.TrainingSetup(
+            job="grpo",
+            seq_len=128,
+            checkpointing="full",
+            offload_activations="checkpoints",  # type: ignore[arg-type]
+        ),
+    )
+    assert found.peak_bytes > found.setup.seq_len

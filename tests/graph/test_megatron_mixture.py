@@ -13,7 +13,7 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Gradient
 from memplan.graph.megatron.backends import TRANSFORMER_ENGINE
 from memplan.graph.megatron.config import TransformerConfig
-from memplan.graph.megatron.mixture import MoELayer
+from memplan.graph.megatron.mixture import MoELayer, SharedExpertMLP
 from memplan.graph.modules.handles import empty
 from memplan.graph.modules.module import Site
 from memplan.graph.modules.run import Run
@@ -93,3 +93,29 @@ def test_what_cannot_be_is_refused(fields: dict[str, int], words: str) -> None:
     )  # fmt: skip
     with pytest.raises(SetupError, match=words):
         memplan.estimate("mixtral-8x7b", setup)
+
+
+def test_a_gate_weighs_what_shared_experts_make() -> None:
+    """``moe_shared_expert_gate``: backward reads each token's weight, and what was weighed."""
+    model, tokens = load_model("qwen1.5-moe-a2.7b"), 512
+    options = TapeOptions(
+        batch_size=1, seq_len=tokens, compute=DType.BF16, weights=DType.BF16,
+        megatron=MegatronLayers(),
+    )  # fmt: skip
+    assert options.megatron is not None
+    config = TransformerConfig.of(model, options, options.megatron)
+    spec = model.stacks[0].runs[0].layer.feed_forward
+    assert isinstance(spec, MixtureSpec)
+    assert spec.shared is not None
+    kept = []
+    for gate in (False, True):
+        tape = Run(options, source="a layer")
+        layer = SharedExpertMLP(config, spec.shared, TRANSFORMER_ENGINE, gate=gate)
+        layer.attach(Site())
+        layer.site.run = tape
+        tape.start("layer", None, part=ModelPart.LAYERS)
+        x = empty(tape, (tokens, 1, model.hidden_size), DType.BF16)
+        made, _ = layer(x)
+        tape.finish(made.record)
+        kept.append(ForwardWalk(tape.segments[0], keep=True).run().end.total_bytes)
+    assert kept[1] - kept[0] == 2 * tokens * model.hidden_size + 2 * tokens

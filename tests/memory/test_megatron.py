@@ -237,3 +237,17 @@ def test_checkpointing_in_megatrons_words(checkpointing: str, options: dict[str,
     assert layers_of(said) == layers_of(
         TrainingSetup(**asked, engine_options=options).resolve(None)
     )
+
+
+def test_towers_are_left_out() -> None:
+    """The language model's layers are Megatron's; what sees is named, and no verdict says that it fits."""
+    found = estimate(
+        load_model("qwen2.5-vl-3b"),
+        TrainingSetup(num_gpus=1, engine="megatron", seq_len=128),  # type: ignore[arg-type]
+    )
+    assert any("Megatron's towers" in text for text in found.unmodelled)
+    with pytest.raises(SetupError, match="other parts than"):
+        estimate(
+            load_model("llama-3.2-11b-vision"),
+            TrainingSetup(num_gpus=1, engine="megatron", seq_len=128),  # type: ignore[arg-type]
+        )

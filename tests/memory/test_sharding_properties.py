@@ -169,6 +169,22 @@ class TestSurprises:
         assert kept.phases[1].components["gradients"] >= whole
         assert synced.phases[1].components["gradients"] < 0.05 * whole
 
+    @pytest.mark.parametrize("optimizer", ["adamw-fused", "adamw-foreach"])
+    def test_states_that_leave_are_there_for_the_step_alone(self, optimizer: str) -> None:
+        """prime-rl's ``CPUOffloadOptimizer``: the step is as full as ever, and CPU RAM has what every other phase has not."""
+        fields: dict[str, Any] = {
+            "engine": "fsdp", "num_gpus": 2, "seq_len": 64, "gradient_accumulation_steps": 2,
+            "optimizer": optimizer,
+        }  # fmt: skip
+        stay = account(**fields)
+        leave = account(**fields, engine_options={"states_leave": True})
+        states = stay.phases[1].components["optimizer_states"]
+        for before, after in zip(stay.phases[:-1], leave.phases[:-1], strict=True):
+            held = states * (before.components.get("optimizer_states", 0) > 0)
+            assert before.peak_bytes - after.peak_bytes == (0 if after.name == "step" else held)
+        assert states > 0
+        assert leave.host.held_bytes - stay.host.held_bytes == pytest.approx(states, rel=0.02)
+
     def test_fsdp2_on_one_gpu_copies_every_unit(self) -> None:
         made = account(engine="fsdp", num_gpus=1, seq_len=32, precision="bf16")
         plain = account(engine="ddp", num_gpus=1, seq_len=32, precision="bf16")

@@ -403,6 +403,13 @@ def test_prime_rl_counts_the_trainers_gpus() -> None:
     assert found.setup.precision is Precision.BF16_MIXED
 
 
+def test_prime_rl_trains_short_rows_where_no_data_are_named() -> None:
+    """``SFTDataConfig``; a length of the model's own is of ``rl``'s trainer, whose rows come from an orchestrator."""
+    named, launched = {"name": "Qwen/Qwen3-8B"}, {"deployment": {"num_train_gpus": 4}}
+    assert read({"model": named, **launched}).setup.seq_len == 128
+    assert read({"model": {**named, "seq_len": 1024}, **launched}).setup.seq_len == 1024
+
+
 def test_prime_rls_adapters_have_their_base_layers_format() -> None:
     model = {**PRIME["model"], "lora": {"rank": 8}} if "model" in PRIME else {"lora": {"rank": 8}}
     for dtype, said in (("bfloat16", "bf16"), ("float32", "fp32")):

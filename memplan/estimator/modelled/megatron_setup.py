@@ -1,8 +1,10 @@
 """Which setups Megatron's engine is modelled for: the others are refused, never ignored."""
 
 from memplan.errors import SetupError
+from memplan.fast_dataclass import replace
 from memplan.graph.megatron.local_sizes import padded_vocabulary
 from memplan.memory.megatron.options import MegatronStates, layers_of
+from memplan.model.joining import Joining
 from memplan.model.mixtures import MixtureSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
@@ -58,6 +60,19 @@ def check_megatron(setup: TrainingSetup) -> None:
             "precision bf16 or fp32, and no more GPUs than tensor_parallel"
         )
         raise SetupError(msg)
+
+
+def without_towers(model: ModelSpec) -> ModelSpec:
+    """The language model alone, whose layers are Megatron's: what sees or hears is left out of the figures, and said so.
+
+    Layers that attend to what a tower gives are no layers of Megatron's, and refused as they are.
+    """
+    if model.join is None or model.join.joining is Joining.CROSSED or len(model.stacks) != 1:
+        return model
+    return replace(
+        model, join=None, picture=None, sound=None,
+        activations_left_out="what sees or hears, its weights and states too (Megatron's towers are not modelled)",
+    )  # fmt: skip
 
 
 def _has_recipe(setup: TrainingSetup) -> bool:

@@ -9,6 +9,7 @@ from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.freezing import ALL_LAYERS
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
             "LLM.int8 holds the input of every linear layer until backward is over, checkpointed or "
             "not (bitsandbytes' MatMul8bitLt keeps it in its context): nf4 does not"
         )
-    on_cpu = dict(setup.engine_options).get("init_device") == "cpu"
-    if how.storage_dtype is not None and how.storage_dtype.is_floating and not on_cpu:
+    place = dict(setup.engine_options).get("init_device")
+    tensor_by_tensor = setup.chosen_engine is Engine.FSDP and place in ("meta", "to_empty")
+    is_sharded = how.storage_dtype is not None and how.storage_dtype.is_floating
+    if is_sharded and place != "cpu" and not tensor_by_tensor:
         notes.append(
             "the quantized base lies whole on each GPU before it is sharded, as transformers loads it; "
             "from the CPU (device_map cpu): engine option init_device=cpu with FSDP"

@@ -106,7 +106,7 @@ def _check_network(model: ModelSpec, spec: object, options: TapeOptions) -> None
             raise SetupError(msg)
         divided(spec.num_experts, options.expert_ranks, f"{model.name}'s number of experts")
         plain = spec.expert.gated and spec.expert.activation is Activation.SILU
-        if not plain or spec.expert.bias or spec.shared_gate:
+        if not plain or spec.expert.bias:
             _refuse(model, "its experts are more than gated networks of silu")
         return
     if not isinstance(spec, FeedForwardSpec):

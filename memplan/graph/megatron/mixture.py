@@ -12,10 +12,19 @@ from memplan.graph.megatron.config import Backend, MegatronModule, Part, Transfo
 from memplan.graph.megatron.layers import WithBias
 from memplan.graph.megatron.mlp import MLP
 from memplan.graph.megatron.recomputation import CheckpointWithoutOutput, checkpoint
-from memplan.graph.modules.functional import divide, made_from, scatter_into, topk, total, zeros
+from memplan.graph.modules.functional import (
+    divide,
+    linear,
+    made_from,
+    scatter_into,
+    topk,
+    total,
+    zeros,
+)
 from memplan.graph.modules.fused import megatron, transformer_engine
 from memplan.graph.modules.handles import Handle
 from memplan.model.mixtures import MixtureSpec
+from memplan.model.networks import FeedForwardSpec
 from memplan.training.splitting.exchange import ExchangeKind, Group, both_ways
 from memplan.training.splitting.megatron import RecomputeModule
 from memplan.units import ceil_div
@@ -34,7 +43,9 @@ class MoELayer(MegatronModule):
         self.experts = TEGroupedMLP(config, spec)
         self.has_shared = spec.shared is not None
         if spec.shared is not None:
-            self.shared_experts = SharedExpertMLP(config, spec.shared, backend)
+            self.shared_experts = SharedExpertMLP(
+                config, spec.shared, backend, gate=spec.shared_gate
+            )
 
     def forward(self, hidden_states: Handle) -> WithBias:
         recomputes = self.config.settings.recomputes(RecomputeModule.MOE)
@@ -72,7 +83,23 @@ class MoELayer(MegatronModule):
 
 
 class SharedExpertMLP(MLP):
+    """What a gate's sigmoid of each token weighs where there is one (``moe_shared_expert_gate``)."""
+
     words = "shared experts"
+
+    def __init__(
+        self, config: TransformerConfig, spec: FeedForwardSpec, backend: Backend, *, gate: bool
+    ) -> None:
+        super().__init__(config, spec, backend)
+        self.gate_weight = Part(1, config.hidden_size) if gate else None
+
+    def forward(self, hidden_states: Handle) -> WithBias:
+        output, bias = super().forward(hidden_states)
+        if self.gate_weight is not None:
+            logits = linear(hidden_states, self, self.gate_weight)
+            gate_score = logits.unary(OperationKind.SIGMOID)
+            output = output * gate_score
+        return output, bias
 
 
 class TopKRouter(MegatronModule):

@@ -92,6 +92,9 @@ class Fsdp2Options:
     tensor_parallel_leaves_mixers: bool = False
     """Whether ranks that split layers have what stands in attention's place in some of them whole (NeMo AutoModel); transformers'
     plan splits its linear layers, too."""
+    states_leave: bool = False
+    """The optimizer's states are in CPU RAM between steps, and all of them on the GPU for each (prime-rl's
+    ``CPUOffloadOptimizer``)."""
     context_parallel_in_classes: bool = False
     """Whether a model's own classes share sequences in every layer, with windows and recurrent states that they hand on, as NeMo
     AutoModel's and prime-rl's do."""
@@ -117,6 +120,7 @@ class Fsdp2Options:
             init_device=read.member("init_device", _usual_place(setup)),
             state_dict_type=read.member("state_dict_type", StateDictType.FULL),
             frozen_dtype=read.dtype("frozen_dtype", None),
+            states_leave=read.boolean("states_leave", default=False),
             context_parallel_rotate_method=_rotation(setup, read),
             tensor_parallel_leaves_mixers=read.boolean(LEAVES_MIXERS, default=False),
             context_parallel_in_classes=_in_classes(setup, read),

@@ -37,6 +37,8 @@ MOVED = "weights where the optimizer has put them"
 COUNTER = "a step counter for each tensor"
 _STATES, _TEMPORARIES = ComponentKind.OPTIMIZER_STATES, ComponentKind.TEMPORARIES
 _PARAMETERS = ComponentKind.PARAMETERS
+STATES_LEAVE = "states_leave"
+"""FSDP2's option (``memplan.memory.fsdp2.options``)."""
 _SCRATCH = "scratch of a mean over rows"
 
 
@@ -54,6 +56,10 @@ class Stepper:
         self.is_made = False
         """States came when the optimizer was made."""
         self.shared: set[str] = set()
+        self.comes_and_goes = dict(setup.engine_options).get(STATES_LEAVE) is True
+        """States are on the GPU while it steps, and in CPU RAM otherwise."""
+        self.visiting: list[Block] = []
+        """States that leave again when the step is over."""
         self.renewed: dict[str, deque[Block]] = {}
         """States that each step makes anew, the oldest first."""
         self.takes_gradients = self.row.on_cpu and bool(dict(self.options)["offload_gradients"])
@@ -113,9 +119,11 @@ class Stepper:
     ) -> None:
         """One step over these tensors; ``of`` says in words what they are."""
         row = self.row
-        first = first and not self.is_made
+        first = (first and not self.is_made) or self.comes_and_goes
         if not row.on_cpu:
             self.ledger.exchange(ExchangeKind.UPDATE, self.moved_bytes(tensors))
+        if self.comes_and_goes:
+            self._bring(tensors)
         names: dict[str, Block] = {}
         for numbers in self._groups(tensors):
             self._step_group([(each, tensors[each]) for each in numbers], names, of, first, replace)
@@ -123,6 +131,14 @@ class Stepper:
                 self.ledger.free_all(reversed(names.values()))
                 names.clear()
         self.ledger.free_all(reversed(names.values()))
+        self.ledger.free_all(self.visiting)
+        self.visiting = []
+
+    def _bring(self, tensors: Sequence[Stepped]) -> None:
+        """Count what comes from CPU RAM, and goes back there."""
+        self.off_gpu_bytes = sum(state_bytes(self.row, self.options, each) for each in tensors)
+        for kind in (ExchangeKind.TO_GPU, ExchangeKind.TO_HOST):
+            self.ledger.exchange(kind, self.off_gpu_bytes)
 
     def _groups(self, tensors: Sequence[Stepped]) -> Iterable[Sequence[int]]:
         """Which tensors are stepped together, by number."""
@@ -163,7 +179,7 @@ class Stepper:
     def asks(self, tensors: Sequence[Stepped], *, first: bool) -> bool:
         """Whether a step over these requests any block: its first one makes states."""
         row = self.row
-        if first and not self.is_made:
+        if (first and not self.is_made) or self.comes_and_goes:
             return True
         if row.update_all is not None:
             script = Script(self.options, first=first)
@@ -207,7 +223,12 @@ class Stepper:
             if found is None:
                 found = known[id(tensor)] = self._states(tensor, of)
             sizes += found
-        self.ledger.allocate_all(sizes, _STATES)
+        self._keep(self.ledger.allocate_all(sizes, _STATES))
+
+    def _keep(self, states: list[Block]) -> None:
+        """Hold states until the run is over, or until the step is where they come and go."""
+        if self.comes_and_goes:
+            self.visiting += states
 
     def _states_script(self, tensor: Stepped) -> Sequence[Act]:
         return acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
@@ -286,6 +307,8 @@ class Stepper:
                 size = round_up(act.num_bytes, ALLOCATION_ROUNDING)
                 counts = kind is ActKind.COUNTER
                 block = self.ledger.allocate(size, 0, _STATES, COUNTER if counts else line)
+                if kind is not ActKind.SHARED:  # which is made once
+                    self._keep([block])
                 if kind is ActKind.RENEWED:
                     self.renewed.setdefault(act.name, deque()).append(block)
 

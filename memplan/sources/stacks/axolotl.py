@@ -422,6 +422,11 @@ def _read_head(keys: Keys, found: Found) -> None:
         found.model = model
 
 
+VLLM_SHARE = 0.9
+"""``VllmConfig.gpu_memory_utilization``, handed on where vLLM shares the GPUs (``core/trainers/grpo/__init__.py``); its other
+keys are of ``axolotl vllm-serve``, on GPUs of its own."""
+
+
 def _read_job(keys: Keys, found: Found) -> None:
     job = keys.choice("rl", _JOBS)
     if keys.flag("reward_model"):
@@ -430,6 +435,9 @@ def _read_job(keys: Keys, found: Found) -> None:
     else:
         _read_head(keys, found)
     trl = {name: keys.take(f"trl.{name}") for name in _GENERATION if keys.has(f"trl.{name}")}
+    if keys.text("trl.vllm_mode") == "colocate":
+        share = keys.number("vllm.gpu_memory_utilization") or VLLM_SHARE
+        trl.setdefault("vllm_gpu_memory_utilization", share)
     precomputed = keys.flag("precompute_ref_log_probs")
     if job == "grpo":
         has_adapter = keys.values.get("adapter") not in OFF

@@ -112,8 +112,9 @@ def _read_spectrum(keys: Keys, found: Found) -> None:
 
 
 def _is_half(keys: Keys) -> bool:
-    """Whether the weights are loaded in bf16 (``ModelConfig.dtype``)."""
-    dtype = (keys.text("dtype") or "float32").removeprefix("torch.")
+    """Whether the weights are loaded in bf16 (``ModelConfig.dtype``); null leaves it to ``from_pretrained``, which is "auto"."""
+    is_null = "dtype" in keys.values and keys.values["dtype"] is None
+    dtype = "auto" if is_null else (keys.text("dtype") or "float32").removeprefix("torch.")
     if dtype not in ("float32", "bfloat16", "float16", "auto"):
         keys.refuse("dtype", f"{dtype!r} is not modelled; write float32 or bfloat16")
     return dtype in ("bfloat16", "auto")

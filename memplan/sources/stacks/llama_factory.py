@@ -19,6 +19,7 @@ from memplan.sources.stacks.common.models import (
     model_type,
     num_layers,
 )
+from memplan.sources.stacks.common.trained_layers import trained_layers
 from memplan.sources.stacks.common.wording import lora
 from memplan.sources.stacks.llama_factory_megatron import is_megatron, read_megatron
 from memplan.sources.stacks.shipped import point_at_shipped
@@ -138,27 +139,28 @@ def _targets(keys: Keys) -> tuple[str, ...] | str:
 
 
 def _read_frozen(keys: Keys, found: Found) -> None:
-    """The last or, below 0, the first layers are trained; the embeddings and the head are not.
-
-    ``model/adapter.py``, ``_setup_freeze_tuning``.
-    """
+    """Some layers are trained; the embeddings and the head are not, unless they are named."""
     layers = keys.take("freeze_trainable_layers")
     modules, more = keys.names("freeze_trainable_modules"), keys.names("freeze_extra_modules")
     expanded = keys.flag("use_llama_pro")
     count = None if found.model is None else num_layers(found.model)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers == 0:
         keys.refuse("freeze_trainable_layers", f"write a number of layers, not {layers!r:.40}")
-    if count is None or expanded or more or modules not in ((), ("all",)):
+    if expanded and (layers < 0 or (count or 0) % layers):
+        keys.refuse(
+            "freeze_trainable_layers",
+            f"use_llama_pro wants a divisor of the {count} layers, not {layers}",
+        )
+    by_name = expanded or more or modules not in ((), ("all",))
+    if count is None or (by_name and model_type(found.model) in _SEEING | _HEARING):
         found.notes.append(
             f"freeze_trainable_layers {layers} of modules {', '.join(modules) or 'all'}: counted as if all "
             "were trained, an upper bound; freeze says which parts are not"
         )
         return
-    if abs(layers) < count:
-        rest = f"layers.0-{count - layers - 1}" if layers > 0 else f"layers.{-layers}-{count - 1}"
-        _freeze(found, "embeddings", "norm", "head", rest)
-    else:
-        _freeze(found, "embeddings", "norm", "head")
+    found.fields["freeze"] = trained_layers(
+        count, layers, modules=modules, extra=more, spread=expanded
+    )
 
 
 def _freeze(found: Found, *parts: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from memplan.sources.stacks.common.found import DeviceMap, Found, micro_batches, of_given
 from memplan.sources.stacks.common.keys import Keys
+from memplan.sources.stacks.common.models import num_layers
+from memplan.sources.stacks.common.trained_layers import trained_layers
 from memplan.sources.stacks.common.wording import lora
 from memplan.sources.stacks.shipped import point_at_shipped
 from memplan.training.adapters import LINEAR_NAMES
@@ -127,6 +129,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     if not halves:
         found.fields["precision"] = "fp32"
         found.notes.append("bf16 false: FSDP2 computes in fp32; its shards are counted in fp32 too")
+    # core/base_trainer.py, ``fit``: FSDP2's own way, which reduces each micro-batch's gradients
+    found.options["sync_each_batch"] = True
     if reshard is False:
         found.options["reshard_after_forward"] = False
     if offload:
@@ -144,7 +148,6 @@ def _read_tuning(keys: Keys, found: Found) -> None:
     )
     saved = keys.names("peft_config.modules_to_save")
     rslora, dora = keys.flag("peft_config.use_rslora"), keys.flag("peft_config.use_dora")
-    layers = keys.take("peft_config.freeze_trainable_layers")
     bits = keys.take("quant_config.quantization_bit")
     packed = keys.text("quant_config.name")
     kind_of_four = keys.text("quant_config.quantization_type") or "nf4"
@@ -154,10 +157,7 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         if bits != 8:
             found.quantization["double_quant"] = double
     if kind == "freeze":
-        found.notes.append(
-            f"peft_config.freeze_trainable_layers {layers}: counted as if all were trained, an upper bound; "
-            "freeze says which parts are not"
-        )
+        _read_frozen(keys, found)
     elif kind == "lora":
         found.fields["adapter"] = lora(
             rank=rank or 8, alpha=alpha, dropout=dropout, modules_to_save=saved, rslora=rslora,
@@ -165,3 +165,24 @@ def _read_tuning(keys: Keys, found: Found) -> None:
         )  # fmt: skip
     elif kind is not None:
         keys.refuse("peft_config.name", f"{kind!r:.40} is not modelled; lora and freeze are")
+
+
+def _read_frozen(keys: Keys, found: Found) -> None:
+    """Some layers are trained, cast to fp32 before they are sharded unless it says otherwise."""
+    layers = keys.take("peft_config.freeze_trainable_layers")
+    modules = keys.names("peft_config.freeze_trainable_modules")
+    more = keys.names("peft_config.freeze_extra_modules")
+    count = None if found.model is None else num_layers(found.model)
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers == 0:
+        keys.refuse("peft_config.freeze_trainable_layers", f"write a number, not {layers!r:.40}")
+    if count is None:
+        found.notes.append(
+            f"peft_config.freeze_trainable_layers {layers}: counted as if all were trained, an upper bound; "
+            "freeze says which parts are not"
+        )
+        return
+    found.fields["freeze"] = trained_layers(count, layers, modules=modules, extra=more)
+    if keys.take("peft_config.cast_trainable_params_to_fp32") is not False:
+        found.left_out.append(
+            "peft_config.cast_trainable_params_to_fp32 (trained weights and their states in fp32)"
+        )

@@ -124,17 +124,24 @@ DEFAULT_LENGTH = 128
 
 
 def _read_rollouts(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
-    """Rows that a step's rollouts make at the most; they are packed, so that there are fewer of short ones."""
-    rollouts = keys.count("orchestrator.batch_size")
-    if rollouts is None and not keys.has("orchestrator"):
+    """Rows that a step's rollouts make at the most; they are packed, so that there are fewer of short ones.
+
+    Made-up data are rows of the whole length (``trainer/rl/data.py``, ``FakeDataLoader``).
+    """
+    rollouts, made_up = keys.count("orchestrator.batch_size"), keys.has("data.fake")
+    if rollouts is None and not (keys.has("orchestrator") or made_up):
         return
     gpus = given.get("num_gpus") or found.fields["num_gpus"]
     shared = found.fields.get("context_parallel", 1)
     assert isinstance(gpus, int)
     assert isinstance(shared, int)
+    if made_up:
+        rollouts = keys.count("data.fake.batch_size") or MADE_UP
     rows = max(1, (rollouts or ROLLOUTS) * shared // gpus)
     found.fields["gradient_accumulation_steps"] = rows
     found.options["sync_each_batch"] = True
+    if made_up:
+        return
     found.notes.append(
         f"{rollouts or ROLLOUTS} rollouts of a step are counted as rows of their own, {rows} for each rank, an "
         "upper bound"
@@ -143,6 +150,10 @@ def _read_rollouts(keys: Keys, found: Found, given: Mapping[str, object]) -> Non
 
 ROLLOUTS = 128
 """``OrchestratorConfig.batch_size`` where neither it nor ``token_batch_size`` is given (configs/orchestrator.py)."""
+
+
+MADE_UP = 2
+"""``FakeDataLoaderConfig.batch_size`` (configs/trainer.py)."""
 
 
 def _pieces(found: Found, chunk: int) -> int:
@@ -169,7 +180,7 @@ def _merge_trainer(keys: Keys) -> None:
 
 
 def _read_sizes(keys: Keys, found: Found, given: Mapping[str, object], *, is_rl: bool) -> None:
-    if is_rl or not keys.has("data"):
+    if is_rl:
         length = keys.count("model.seq_len")
         keys.taken -= {"data.seq_len"}
     else:
@@ -208,10 +219,7 @@ def _read_engine(keys: Keys, found: Found) -> None:
     if keys.flag("model.fsdp_cpu_offload"):
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     elif keys.flag("model.optim_cpu_offload"):
-        found.notes.append(
-            "model.optim_cpu_offload moves optimizer states to the CPU between steps: they are counted, "
-            "as the step holds them"
-        )
+        found.options["states_leave"] = True  # trainer/optim/state_offload.py
 
 
 def _read_context(keys: Keys, found: Found) -> None:

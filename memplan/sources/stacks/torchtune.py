@@ -222,7 +222,8 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         found.options["reshard_after_forward"] = False
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
-    found.options["init_device"] = "meta"
+    # Its recipes leave FSDP2's own way: each micro-batch's gradients are reduced (no ``set_requires_gradient_sync``).
+    found.options |= {"init_device": "meta", "sync_each_batch": True}
     if {*layers} == {"tok_embeddings", "output"}:
         found.options["wrapping"] = "torchtitan"
     elif layers:
@@ -269,7 +270,10 @@ def _read_compilation(keys: Keys, found: Found) -> None:
 def _read_loss(keys: Keys, found: Found) -> None:
     name = (keys.text("loss._component_") or "").rpartition(".")[2]
     if name in _JOBS:
-        found.fields["job"] = {"kind": _JOBS[name], "log_probabilities": "whole"}
+        job: dict[str, object] = {"kind": _JOBS[name], "log_probabilities": "whole"}
+        if keys.has("ref_checkpointer"):
+            job["frozen_units"] = "layers"  # full_dpo_distributed.py, ``_setup_reference_model``
+        found.fields["job"] = job
         if _JOBS[name] == "grpo":
             _read_groups(keys, found)
     elif name in _CHUNKED:
@@ -281,7 +285,9 @@ def _read_loss(keys: Keys, found: Found) -> None:
             f"kd_loss {own or 'of torchtune'} is counted as TRL's divergence, which keeps more of both models' logits: the figures "
             "are upper bounds"
         )
-        found.fields["job"] = {"kind": "distillation", "teacher": _teacher(keys, teacher)}
+        found.fields["job"] = {
+            "kind": "distillation", "teacher": _teacher(keys, teacher), "frozen_units": "layers",
+        }  # fmt: skip
 
 
 def _read_groups(keys: Keys, found: Found) -> None:
