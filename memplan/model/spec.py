@@ -55,8 +55,8 @@ class Blueprint(Protocol):
     def record(self, model: ModelSpec, options: Any) -> Any:
         """Write the class's training step on a new tape."""
 
-    def weight_shapes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
-        """The shapes of the class's parameters, of each kind of layer once."""
+    def sizes(self, model: ModelSpec) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the class's parameters, of each kind of layer once, and how many of each kind its lists hold."""
 
     def with_layers(self, *stacks: Sequence[int]) -> Blueprint:
         """The same with these of its layers, counted from 0."""

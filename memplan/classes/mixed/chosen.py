@@ -282,7 +282,8 @@ class GlmMoeDsaModel(DeepseekV32Model):
             x, topk_indices = layer(x, tables, mask, topk_indices, unread=positions)
         x = self.norm(x)
         stage = self.run.options.stage
-        if stage is not None and not stage.is_last and self.is_carried:
+        hands_on = stage is not None and not stage.is_last and self.is_carried
+        if hands_on and topk_indices is not None:
             send_beside(self.run, x, topk_indices, self.carried)
         return x
 
