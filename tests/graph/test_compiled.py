@@ -34,6 +34,14 @@ T5 = load_model(
     {"model_type": "t5", "d_model": 256, "d_ff": 1536, "num_layers": 2, "vocab_size": 4096},
     "seq2seq-lm",
 )
+RECTIFIED_IN_PLACE = load_model(
+    {
+        "model_type": "vitmatte", "hidden_size": 64,
+        "backbone_config": {
+            "model_type": "vitdet", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        },
+    }
+)  # fmt: skip
 OPTIONS = TapeOptions(
     seq_len=TOKENS, weights=DType.BF16, compute=DType.BF16, compile=Compilation.LAYER
 )
@@ -108,7 +116,9 @@ def test_inside_a_kernel_nothing_is_written() -> None:
 
 
 @pytest.mark.parametrize("scope", [Compilation.LAYER, Compilation.MODEL])
-@pytest.mark.parametrize("model", [LLAMA, GPT2, T5], ids=["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "model", [LLAMA, GPT2, T5, RECTIFIED_IN_PLACE], ids=["llama", "gpt2", "t5", "vitmatte"]
+)
 def test_everything_comes_and_goes_once(model: Any, scope: Compilation) -> None:
     """Between steps nothing is left of the model, and each trained weight has had its gradient."""
     for share in (0.0, 1.0):

@@ -235,5 +235,7 @@ RANDOM_KINDS = frozenset(
     {OperationKind.DROPOUT, OperationKind.GUMBEL, OperationKind.UNIFORM_IN_PLACE}
 )
 """What draws random numbers."""
-IN_PLACE_KINDS = frozenset(kind for kind in OperationKind if kind.value.endswith("_"))
-"""What writes over its first input."""
+IN_PLACE_KINDS = frozenset(
+    kind for kind in OperationKind if kind.value.endswith("_") or kind is OperationKind.RELU
+)
+"""What writes over its first input; a ReLU where its class says so."""
