@@ -97,6 +97,8 @@ $(VERIFY_VENV)/.ready: pyproject.toml
 	$(VERIFY_VENV)/bin/python -m pip install --quiet --no-compile transformers accelerate peft pytest hypothesis
 	@touch $@
 
+# torch's threads would wait for each other, spinning, in models that take less time than the waiting.
+verify: export OMP_NUM_THREADS = 1
 verify: $(VERIFY_VENV)/.ready  ## Follow torch's own code on fake tensors beside the estimates, in an environment with torch
 	$(VERIFY_VENV)/bin/python -m pytest tests/verify tests/tracing tests/live $(PYTEST_FLAGS)
 

@@ -480,8 +480,8 @@ READ_AS_TEXT = (
 EXPLAINED_BESIDE = ("nodes", "gpu", "gpu_memory", "cpu_memory")
 """What stands beside the arithmetic that ``explain`` hands to scripts: only its text tells of them."""
 NARROWED: dict[str, tuple[Words, ...]] = {
-    "plan": (("--engine", "fsdp"), ("--checkpointing", "none"), ("--global-batch-size", "8")),
-    "estimate": (("--engine", "deepspeed", "--zero", "2", "--offload", "none"),),
+    "plan": (CARD, ("--engine", "fsdp"), ("--checkpointing", "none"), ("--global-batch-size", "8")),
+    "estimate": (CARD, ("--engine", "deepspeed", "--zero", "2", "--offload", "none")),
 }
 """With these there is one setup where there would be ten; of most options one is enough to see them count."""
 NAMES_AN_ENGINE = (
@@ -494,7 +494,9 @@ SAYS_A_BATCH = (
     "--preset", "--training-args", "--deepspeed-config", "--accelerate-config",
 )  # fmt: skip
 """The same of a batch."""
-TAKEN = {"--engine": NAMES_AN_ENGINE, "--global-batch-size": SAYS_A_BATCH}
+NAMES_A_CARD = ("--gpu", "--gpu-memory", "--pools")
+"""The same of a card."""
+TAKEN = {"--engine": NAMES_AN_ENGINE, "--global-batch-size": SAYS_A_BATCH, "--gpu": NAMES_A_CARD}
 NO_GPU = ("compare", "flops")
 """Commands without a card."""
 
