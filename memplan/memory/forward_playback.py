@@ -185,7 +185,7 @@ class ForwardPlayback:
             self.frames[place[0]].pop(place[1], None)
         self.frames[name].update(script.frame(there))
         self.transit = [~there[each] for each in left.transit]
-        self._carry(segment, name)
+        self._carry(segment, name, left.casts)
 
     def _take(self, taken: Sequence[object], sources: Sources) -> None:
         """These blocks are gone, or somebody else's."""
@@ -193,13 +193,18 @@ class ForwardPlayback:
             name, key = sources[each]
             del self.frames[name][key]
 
-    def _carry(self, segment: Segment, name: Name) -> None:
+    def _carry(self, segment: Segment, name: Name, casts: Sequence[object]) -> None:
         """What the model's variable, and autocast's cache, hold of a repetition."""
         kept = self.kept[segment]
         self.carried = [(name, each) for each in segment.carried if each not in kept]
-        for key in self.frames[name]:
-            if isinstance(key, Storage) and key.weight_cast and key not in kept:
-                self.casts.append((name, key))
+        self.casts += [(name, each) for each in casts]
+
+    def _casts_in(self, segment: Segment, frame: Frame) -> list[object]:
+        """What autocast's cache alone holds of what is there."""
+        kept = self.kept[segment]
+        return [
+            key for key in frame if isinstance(key, Storage) and key.weight_cast and key not in kept
+        ]
 
     def _forward_anew(
         self, each: ForwardPass, repetition: int, cuts: Sequence[Cut], standing: Hashable
@@ -233,7 +238,8 @@ class ForwardPlayback:
         if engine.renew(segment):
             notes.is_alike = False
         self._let_go_of_carried()
-        self._carry(segment, name)
+        casts = self._casts_in(segment, frame)
+        self._carry(segment, name, casts)
         # The caller's variable holds the input until the module's hooks have run too.
         notes.stop(Act(ActKind.AFTER))
         engine.after_forward(segment, repetition)
@@ -243,7 +249,7 @@ class ForwardPlayback:
                 self._free(sources[storage])
         notes.stop(Act(ActKind.NONE))
         taken = [key for key in there if not self._blocks_at([sources[key]])]
-        left = Left(frame=dict(frame), transit=self.transit, taken=taken)
+        left = Left(frame=dict(frame), transit=self.transit, taken=taken, casts=casts)
         self._keep(each, repetition, notes.script(standing, given, left))
 
     def _keep(

@@ -78,6 +78,8 @@ class Left:
     """On its way to CPU RAM or back."""
     taken: Sequence[object]
     """Of what it is given, what is gone."""
+    casts: Sequence[object] = ()
+    """Of its frame, what autocast's cache alone holds."""
     flow: int | None = None
     """The gradient of its input."""
     flow_is_view: bool = False

@@ -56,6 +56,8 @@ class ModelWeights:
         self.owners: dict[Parameter, int] = {}
         """The number of each parameter of the tape, in its segment's first repetition."""
         parts: dict[int, _Part] = {}
+        self.numbers: dict[tuple[Parameter, int], int] = {}
+        """Those that were asked for."""
         self.copies = [segment.num_copies for segment in tape.segments]
         """How often each segment's parameters are there."""
         for segment, parameters in declared_parameters(tape):

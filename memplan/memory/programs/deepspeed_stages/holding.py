@@ -1,11 +1,12 @@
 """What a rank of stage 3 holds: shards, and how they come to be (DeepSpeed 0.19.8, runtime/zero/stage3.py, ``__init__``)."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import sharded_host
-from memplan.memory.deepspeed.job import Job
+from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.shards import fetch_settings, shard_plan
 from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
 from memplan.memory.programs.deepspeed_stages.zero import SCALED_LOSSES, DeepSpeedProgram
@@ -68,18 +69,19 @@ class HoldingShards(DeepSpeedProgram):
         if not job.offloads_optimizer:
             size, name = job.gradient_bytes * plan.total, "one for each shard, allocated once"
             self.allocate(size, _GRADIENTS, name)
-        for weight in trained:
-            self._hang_hook(weight)
+        self._hang_hooks([job.weight_bytes * self.shards[self.number(each)] for each in trained])
 
-    def _hang_hook(self, weight: Weight) -> None:
+    def _hang_hooks(self, shards: Sequence[int]) -> None:
         """A parameter is gathered to hang a hook on it, on one rank too."""
-        job = self.job
-        shard = job.weight_bytes * self.shards[self.number(weight)]
-        name = "a parameter gathered to hang a hook on it"
-        gathered = self.allocate(shard * job.num_ranks, _GATHERED, name)
-        if job.offloads_param:
+        ranks, name = self.job.num_ranks, "a parameter gathered to hang a hook on it"
+        if not self.job.offloads_param:
+            whole = (rounded(shard * ranks) for shard in shards)
+            self.ledger.use_in_turn(whole, kind=_GATHERED, name=name)
+            return
+        for shard in shards:
+            gathered = self.allocate(shard * ranks, _GATHERED, name)
             self.use(shard, kind=_BUFFERS, name="shards from the CPU")
-        self.ledger.free(gathered)
+            self.ledger.free(gathered)
 
     def _load_shards(self) -> dict[Weight, Block]:
         """The whole model at once, or with zero.Init module by module, cut parameter by parameter."""

@@ -33,6 +33,7 @@ class DeepSpeedProgram(Program):
         self.job = job
         self.left_out += job.options.left_out
         self.unsaved = job.options.unsaved
+        self.numbers = job.weights.numbers
         self.ranks = Ranks(job.num_ranks)
         """Over which states are spread."""
         self.is_wrapped = True
@@ -44,7 +45,11 @@ class DeepSpeedProgram(Program):
 
     def number(self, weight: Weight) -> int:
         """Where a weight stands among all parameters."""
-        return self.job.weights.number(*weight)
+        numbers = self.numbers
+        found = numbers.get(weight)
+        if found is None:
+            found = numbers[weight] = self.job.weights.number(*weight)
+        return found
 
     @property
     def copied_weights(self) -> frozenset[int]:

@@ -165,7 +165,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
         if earlier is not None:
             self.ledger.free(block)
             block = earlier
-        self._add(self.job.weights.number(*weight), block)
+        self._add(self.number(weight), block)
 
     def _add(self, index: int, block: Block) -> None:
         """Take a gradient, reducing what is there where it does not fit in."""

@@ -72,15 +72,15 @@ class ShardedParametersProgram(HoldingShards):
 
     def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
         """Fetch and release, in the order of the hooks."""
-        modules = self._modules(segment, repetition)
+        modules, gathers = self._modules(segment, repetition), self.gathers
         for act, number in acts:
-            if act is _HAND_OVER:
+            if act is _FETCH and gathers:
+                self.coordinator.visit(modules[number])
+            elif act is _HAND_OVER:
                 for index in sorted(self.delayed):
                     self._take(index, self.delayed.pop(index))
-            elif not self.gathers:
+            elif not gathers:
                 continue
-            elif act is _FETCH:
-                self.coordinator.visit(modules[number])
             elif act is _DETACH:
                 self.coordinator.detach(modules[number])
             elif modules[number]:
