@@ -81,7 +81,7 @@ class FrozenParts:
     @property
     def any(self) -> bool:
         """Whether anything is frozen."""
-        return self != FrozenParts()
+        return self != _NOTHING
 
     def freezes_layer(self, index: int) -> bool:
         """Whether the layer of this number is frozen."""
@@ -96,6 +96,9 @@ class FrozenParts:
             for first, last in self.layer_ranges
         ]
         return ",".join(names)
+
+
+_NOTHING = FrozenParts()
 
 
 def _patterns(texts: list[str]) -> tuple[str, ...]:

@@ -157,20 +157,22 @@ class TrainingSetup(DerivedSetup):
             seq_len = self._worst_length(seq_len)
         if seq_len is None and context_length is not None:
             seq_len = min(context_length, DEFAULT_SEQ_LEN_CAP)
-        return replace(
-            self,
-            num_nodes=self.nodes,
-            engine=engine,
-            zero_stage=self._default_stage(engine),
-            fsdp_strategy=self._default_strategy(engine),
-            precision=engine_precision(
+        filled = {
+            "num_nodes": self.nodes,
+            "engine": engine,
+            "zero_stage": self._default_stage(engine),
+            "fsdp_strategy": self._default_strategy(engine),
+            "precision": engine_precision(
                 self.precision, engine, has_bf16=has_bf16, is_frozen=self.adapter is not None
             ),
-            seq_len=seq_len,
-            target_seq_len=self.target_seq_len or seq_len,
-            **self._pipeline_choices(),  # type: ignore[arg-type]
-            **self._liger_choices(family),  # type: ignore[arg-type]
-        )
+            "seq_len": seq_len,
+            "target_seq_len": self.target_seq_len or seq_len,
+            **self._pipeline_choices(),
+            **self._liger_choices(family),
+        }
+        if all(getattr(self, name) == value for name, value in filled.items()):
+            return self
+        return replace(self, **filled)  # type: ignore[arg-type]
 
     def _pipeline_choices(self) -> dict[str, object]:
         """The schedule's defaults, where there is one."""

@@ -1,5 +1,6 @@
 """What follows from the fields of a training setup: defaults filled in, and how ranks are grouped."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import replace
@@ -184,7 +185,7 @@ class DerivedSetup(SetupFields):
         if self.pipeline_parallel == 1:
             return None
         schedule = self.pipeline_schedule or PipelineSchedule.ONE_F_ONE_B
-        return PipelineParallel(
+        return _pipeline(
             degree=self.pipeline_parallel,
             schedule=schedule,
             num_virtual=max(self.virtual_stages, schedule.usual_virtual_stages),
@@ -222,6 +223,10 @@ class DerivedSetup(SetupFields):
         """Ranks over which gradients are added up, and what is sharded is spread: those that see other
         sequences, and those that share one."""
         return self.num_gpus // (self.tensor_parallel * self.pipeline_parallel)
+
+
+_pipeline = lru_cache(maxsize=64)(PipelineParallel)
+"""A setup is asked for it again and again."""
 
 
 def usual_engine(num_gpus: int, split: int = 1, sharing: int = 1) -> Engine:

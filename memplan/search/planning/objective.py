@@ -28,7 +28,7 @@ def ranked_by_time(
 
     Those whose time is not known come last.
     """
-    timed = [replace(each, time=_time(each, question)) for each in _first(found)]
+    timed = [_timed(each, question) for each in _first(found)]
     places = {id(each): place for place, each in enumerate(timed)}
     return sorted(timed, key=lambda each: (*rank_by_time(each, goal, question), places[id(each)]))
 
@@ -46,9 +46,11 @@ def _first(found: "Sequence[PlannedSetup]") -> "list[PlannedSetup]":
     return kept
 
 
+def _timed(each: "PlannedSetup", question: TimeQuestion) -> "PlannedSetup":
+    return each if each.time is not None else replace(each, time=_time(each, question))
+
+
 def _time(each: "PlannedSetup", question: TimeQuestion) -> StepTime | None:
-    if each.time is not None:
-        return each.time
     try:
         time = step_time(each.estimate, site=question.site)
     except UnsupportedOperationError:

@@ -255,7 +255,7 @@ class Planner:
         has_unsplit = self._best_unsplit(num_gpus) is not None
         candidates = (
             each
-            for each in self.space.candidates(num_gpus, degrees, loss)
+            for each in self.space.candidates(num_gpus, degrees, loss, is_full=True)
             if not each.variant.offloads
         )
         known, reasons = len(self.finder.failed), dict(self.refused)

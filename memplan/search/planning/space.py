@@ -46,6 +46,13 @@ class Candidate:
         )  # fmt: skip
 
 
+class _Where(NamedTuple):
+    """On how many GPUs and machines; None: as many as a setup takes."""
+
+    num_gpus: int
+    num_nodes: int | None
+
+
 class Loss(NamedTuple):
     """What candidates have in common that train equally well."""
 
@@ -65,14 +72,18 @@ class Space:
         self.goal = goal
         self.gpu = gpu
         self.num_layers = model.num_layers
+        self.context_length = model.context_length
         self.recomputes = model.recomputes
         self.refused: dict[str, None] = {}
         """Why combinations cannot be, each reason once."""
 
     def candidates(
-        self, num_gpus: int, degrees: Iterable[Degrees], loss: Loss
+        self, num_gpus: int, degrees: Iterable[Degrees], loss: Loss, *, is_full: bool = False
     ) -> Iterator[Candidate]:
-        """Each of them that loses so much; of one way to train, those that save most come first."""
+        """Each of them that loses so much; of one way to train, those that save most come first.
+
+        ``is_full``: with the defaults filled in that all have in common, which saves filling in each one's.
+        """
         splits = list(degrees)
         is_split = any(each != Degrees() for each in splits)
         variants = self.goal.split_variants if is_split else self.goal.variants
@@ -81,16 +92,22 @@ class Space:
         except SetupError as error:
             self.refused[str(error)] = None
             return
-        yield from self._of(base, loss, num_gpus, splits, variants)
+        where = _Where(num_gpus, self._nodes(num_gpus))
+        if is_full:
+            full = base.resolve(self.context_length)
+            base = replace(base, seq_len=full.seq_len, target_seq_len=full.target_seq_len)
+            where = _Where(num_gpus, self.goal.num_nodes(num_gpus))
+        yield from self._of(base, loss, where, splits, variants)
 
     def _of(
         self,
         base: TrainingSetup,
         loss: Loss,
-        num_gpus: int,
+        where: "_Where",
         splits: list[Degrees],
         variants: tuple[EngineVariant, ...],
     ) -> Iterator[Candidate]:
+        num_gpus = where.num_gpus
         engines = tuple({each.engine for each in variants})
         whole: set[tuple[object, ...]] = set()
         for simplicity, variant in enumerate(variants):
@@ -104,7 +121,7 @@ class Space:
                     if not may_split(variant.engine, split, num_gpus, zero_stage=zero_stage):
                         continue
                     for policy in self._policies():
-                        setup = self._setup(base, num_gpus, variant, precision, split, policy)
+                        setup = self._setup(base, where, variant, precision, split, policy)
                         if setup is None:
                             continue
                         if setup.gradient_ranks == 1 < num_gpus and not variant.offloads:
@@ -126,7 +143,7 @@ class Space:
     def _setup(
         self,
         base: TrainingSetup,
-        num_gpus: int,
+        where: "_Where",
         variant: EngineVariant,
         precision: Precision,
         split: Degrees,
@@ -137,8 +154,7 @@ class Space:
         if split.pipeline > 1 and steps == 1:
             steps = MICRO_BATCHES_OF_A_STAGE * split.pipeline
         fields = {
-            "num_gpus": num_gpus,
-            "num_nodes": self._nodes(num_gpus),
+            **where._asdict(),
             "engine": variant.engine,
             "zero_stage": variant.zero_stage,
             "fsdp_strategy": variant.fsdp_strategy,
