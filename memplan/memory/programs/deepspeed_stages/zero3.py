@@ -50,6 +50,15 @@ class ShardedParametersProgram(HoldingShards):
         """Steps begin with the model's own forward pass, which tells the coordinator so; ALST's recipes
         call what is below the head, then the head for each tile."""
         self.found = find_stops(job.given.tape)
+        self.viewed = frozenset(
+            job.weights.number(each, copy)
+            for segment in job.given.tape.segments
+            if not segment.checkpointed
+            for each in segment.parameters
+            if each.viewed
+            for copy in range(segment.num_copies)
+        )
+        """Parameters of which the graph keeps a view, and with it what a forward pass gathered."""
         self.members: dict[tuple[int, int], list[list[int]]] = {}
         """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
@@ -89,7 +98,8 @@ class ShardedParametersProgram(HoldingShards):
     def _release(self, segment: Segment, members: list[int]) -> None:
         """A module has run."""
         if not self.in_backward:
-            self.coordinator.leave(members)
+            self.coordinator.detach([each for each in members if each in self.viewed])
+            self.coordinator.leave([each for each in members if each not in self.viewed])
             return
         if _has_gradient(segment):
             self.coordinator.leave(members)
