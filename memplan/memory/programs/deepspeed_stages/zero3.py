@@ -7,13 +7,14 @@ included (``partitioned_param_coordinator.py``). A block that another stream use
 stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
+from memplan.memory.deepspeed.coordinator import Visited
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.layers import Layers
-from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.modules import Act, Module, find_stops
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
@@ -59,7 +60,7 @@ class ShardedParametersProgram(HoldingShards):
             for copy in range(segment.num_copies)
         )
         """Parameters of which the graph keeps a view, and with it what a forward pass gathered."""
-        self.members: dict[tuple[int, int], list[list[int]]] = {}
+        self.members: dict[tuple[int, int], list[Visited]] = {}
         """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
         """Parameters to be reduced next, and their gradients that lie outside the bucket."""
@@ -110,15 +111,26 @@ class ShardedParametersProgram(HoldingShards):
             if not self.job.sizes.trainable[each]:
                 self.coordinator.free_detached(each)
 
-    def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
+    def _modules(self, segment: Segment, repetition: int) -> list[Visited]:
         """What each module needs."""
         key = (segment.index, repetition)
         found = self.members.get(key)
         if found is None:
             modules = self.found[segment.index].modules
-            found = [module_numbers(each.weights, repetition) for each in modules]
+            found = [
+                Visited(module_numbers(each.weights, repetition), self._inside(each, repetition))
+                for each in modules
+            ]
             self.members[key] = found
         return found
+
+    def _inside(self, module: Module, repetition: int) -> Collection[int]:
+        """What is asked of modules where some are sealed."""
+        if not self.found.delayed:
+            return ()
+        if module.inside is None:
+            return range(len(self.numels))
+        return frozenset(first + stride * repetition for first, stride in module.inside)
 
     # -- layers that are alike -------------------------------------------------------------------
 
@@ -316,7 +328,7 @@ class ShardedParametersProgram(HoldingShards):
                 remaining[index] -= 1
                 yield from self._fetched(backward.segment, acts, remaining[index])
 
-    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[list[int]]:
+    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[Visited]:
         modules = self._modules(segment, repetition)
         return [modules[number] for act, number in acts if act is _FETCH]
 
