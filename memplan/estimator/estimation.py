@@ -4,7 +4,7 @@ from memplan.estimator.assumptions import assumptions_of
 from memplan.estimator.estimate import STAGE_NOTES, Estimate
 from memplan.estimator.job import Job
 from memplan.estimator.modelled.skipped_layers import skipped_words
-from memplan.estimator.notes import notes_of
+from memplan.estimator.notes import notes_of, unread_words, viewed_words
 from memplan.estimator.recording import attention_kernel
 from memplan.fast_dataclass import replace
 from memplan.graph.counts import num_parameters, total_parameters, trainable_parameters
@@ -52,6 +52,8 @@ def estimate(
         assumptions=assumptions_of(model, setup, job.setup, gpu),
         notes=(
             *notes_of(model, job.setup, gpu),
+            *unread_words(job.given.tape, job.setup),
+            *viewed_words(job.given.tape, job.setup),
             *_compared_with_eager(model, job, account, gpu),
             *_stages(model, job.setup, account, is_worst=rank is None),
             *_crowded_words(crowded),

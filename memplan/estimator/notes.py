@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 
 from memplan.estimator.modelled.quantized_base import base_notes
+from memplan.graph.core.tape import Tape
 from memplan.hardware.gpu import GpuSpec
+from memplan.memory.ddp import DdpOptions
 from memplan.model.spec import ModelSpec, Tying
+from memplan.training.choices import ZeroStage
 from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import KernelPreset, Packing
 from memplan.training.compilation import Compilation
 from memplan.training.precision import FP16_FORM, PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
+from memplan.units import format_gib
 
 
 def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tuple[str, ...]:
@@ -23,6 +27,44 @@ def notes_of(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> tup
         *base_notes(model, setup),
         *_emulated(setup, gpu),
     )
+
+
+def unread_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+    """Trained weights that no pass reads: DDP waits in vain for their gradients (reducer.cpp, ``prepare_for_forward``)."""
+    if setup.chosen_engine is not Engine.DDP or setup.data_parallel == 1:
+        return
+    options = DdpOptions.of(setup)
+    if options.find_unused_parameters or options.static_graph:
+        return
+    unread = [
+        each.name
+        for segment in tape.segments
+        for each in segment.parameters
+        if each.requires_grad and each.unused
+    ]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        yield (
+            f"No pass reads {unread[0]}{more}: DDP raises in the second step ('Expected to have finished reduction') "
+            "but with engine option find_unused_parameters=true, or with such weights frozen"
+        )
+
+
+def viewed_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+    """Weights that stage 3 lets go of and the graph holds: ``grouped_mm`` saves a transposed view of its stack."""
+    if setup.zero_stage is not ZeroStage.PARAMETERS or setup.num_gpus == 1:
+        return
+    held_bytes = sum(
+        each.storage.num_bytes * segment.num_copies
+        for segment in tape.segments
+        for each in segment.parameters
+        if each.viewed and not segment.checkpointed
+    )
+    if held_bytes:
+        yield (
+            f"Experts' weights stay gathered from forward to backward, {format_gib(held_bytes)} at the turn: stage 3 lets "
+            "them go, but the graph keeps a view of each. Checkpointing keeps none"
+        )
 
 
 def _too_long(model: ModelSpec, setup: TrainingSetup) -> Iterator[str]:

@@ -310,6 +310,7 @@ def _outline_of_parameter(parameter: Parameter) -> tuple[object, ...]:
         parameter.dtype.num_bytes,
         parameter.requires_grad,
         parameter.unused,
+        parameter.viewed,
         parameter.codes_bytes,
     )
 

@@ -133,6 +133,36 @@ def test_more_tokens_than_positions() -> None:
     assert not memplan.estimate("gpt2").notes
 
 
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"static_graph": True}])
+def test_weights_that_no_pass_reads_make_ddp_raise(options: dict[str, bool]) -> None:
+    """SqueezeBERT's pooler, where tokens are masked; so it is in transformers 5.23 over DDP of torch 2.13."""
+    config = {
+        "model_type": "squeezebert",
+        "num_hidden_layers": 1,
+        "architectures": ["SqueezeBertForMaskedLM"],
+    }
+    setup = TrainingSetup(num_gpus=2, engine="ddp", engine_options=options)  # type: ignore[arg-type]
+    found = [note for note in memplan.estimate(config, setup).notes if "No pass reads" in note]
+    assert [note.split(": ")[0] for note in found] == [
+        "No pass reads transformer.pooler.dense.weight and 1 more"
+    ][: not options]
+    alone = memplan.estimate(config, TrainingSetup(seq_len=64))
+    assert not any("No pass reads" in note for note in alone.notes)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_experts_that_stage_3_cannot_let_go_of_are_said(checkpointing: str) -> None:
+    """Solar Open's cut to three layers requested 11.9 GB on PyTorch's CUDA build, of which 1.5 are two layers' experts."""
+    config = {
+        "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64,
+        "num_experts": 8, "moe_intermediate_size": 512, "vocab_size": 1000,
+    }  # fmt: skip
+    setup = TrainingSetup(zero_stage=3, num_gpus=4, checkpointing=checkpointing)  # type: ignore[arg-type]
+    found = [note for note in memplan.estimate(config, setup).notes if "stay gathered" in note]
+    held = 2 * 8 * 3 * 256 * 512 * 2 / 2**30
+    assert [f"{held:.2f} GiB at the turn" in note for note in found] == [True][: checkpointing == "none"]
+
+
 def test_what_is_compiled_is_said() -> None:
     answer = memplan.estimate(SMALL, TrainingSetup(compile="layer"))  # type: ignore[arg-type]
     assert "torch.compile of each layer" in answer.assumptions

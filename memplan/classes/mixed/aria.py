@@ -31,6 +31,8 @@ class AriaTextTopKRouter(Router):
 
 
 class AriaExperts(Experts):
+    is_transposed = True
+
     def __init__(self, config: ConfigReader) -> None:
         self.config = config
         self.num_experts = config.integer("moe_num_experts")

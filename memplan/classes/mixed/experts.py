@@ -49,6 +49,8 @@ class Experts(Module):
     as_modules = True
     """Before transformers 5 each was a module."""
     is_gated = True
+    is_transposed = False
+    """Its stacks lie as grouped products take them; others' are turned by a view (``_grouped_linear``)."""
     in_turn = False
     """Its class runs one after another, whatever implementation is chosen."""
 
@@ -239,6 +241,7 @@ def grouped_mm_experts_forward(
 def stack_of(module: Experts, weight: Weight) -> "Stack":
     """All experts' matrices, with the adapter that stands on them."""
     parameter = module.parameter(weight)
+    parameter.viewed = not module.is_transposed
     return Stack(
         parameter, Handle(module.run, trained_weight(module.run, parameter), parameter.shape)
     )

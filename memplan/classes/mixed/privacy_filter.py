@@ -136,6 +136,7 @@ class FilterExperts(NarrowExperts):
 
     as_modules = False
     in_turn = True
+    is_transposed = True
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)

@@ -149,6 +149,7 @@ class HalfRotaryEmbedding(RotaryEmbedding):
 
 class GptOssExperts(NarrowExperts):
     as_modules = False
+    is_transposed = True
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)

@@ -131,7 +131,7 @@ class Parameter(Tensor):
         "ranks",
         "role",
         "shape",
-        "unused", "whole_numel",
+        "unused", "viewed", "whole_numel",
     )  # fmt: skip
 
     def __init__(
@@ -183,6 +183,8 @@ class Parameter(Tensor):
         """Its gradient is a rank's part of a sum over the ranks that have the rest of the sequences."""
         self.unused = False
         """No loss reaches it: it never has a gradient, and a plain optimizer no states for it."""
+        self.viewed = False
+        """Its product keeps a view of it for backward, and with that the memory in which it was gathered."""
         self.of_linear = False
         """The matrix of a ``torch.nn.Linear`` whose product is not written down."""
         self.in_conv1d = False

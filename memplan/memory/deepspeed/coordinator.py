@@ -11,7 +11,7 @@ Several parameters gathered at once come in one flat buffer and are then copied 
 buffer lives until the module of the last of them has run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
@@ -40,6 +40,17 @@ class FetchSettings:
         return self.num_ranks > 1 or self.offloaded
 
 
+class Visited(list[int]):
+    """The parameters that a module is fetched with."""
+
+    __slots__ = ("inside",)
+
+    def __init__(self, own: Iterable[int], inside: Collection[int]) -> None:
+        super().__init__(own)
+        self.inside = inside
+        """Of it and the modules within it."""
+
+
 class Handle:
     """One all-gather under way."""
 
@@ -56,10 +67,18 @@ class Coordinator:
     """Which parameters are gathered; what that takes is for who overrides the last methods to say."""
 
     def __init__(
-        self, settings: FetchSettings, numels: Sequence[int], trace: Sequence[Sequence[int]]
+        self,
+        settings: FetchSettings,
+        numels: Sequence[int],
+        trace: Sequence[Sequence[int]],
+        *,
+        sealed: frozenset[int] = frozenset(),
     ) -> None:
         self.settings = settings
         self.numels = numels
+        self.sealed = sealed
+        """Parameters of modules that are taken as a whole. What such a module is let go for is looked for in modules
+        and all that is in them, what another is in each module's own (``__params_to_release``, ``recurse``)."""
         self.sizes: dict[int, int] = {}
         """Bytes of each gathered parameter; 0 while it is in a flat buffer only."""
         self.handles: dict[int, Handle] = {}
@@ -87,13 +106,13 @@ class Coordinator:
         self.starts = [0]
         """Where in the queue each step begins."""
         self.traversed = [0]
-        """Elements of all steps before each one."""
+        """Elements of all steps before each one, but for sealed modules'."""
         self.uses: dict[int, list[int]] = {}
         """The steps that need each parameter."""
         for step, needed in enumerate(self.trace):
             total = self.traversed[-1]
             for weight in needed:
-                total += self.numels[weight]
+                total += 0 if weight in self.sealed else self.numels[weight]
                 self.uses.setdefault(weight, []).append(step)
             self.traversed.append(total)
             self.starts.append(self.starts[-1] + len(needed))
@@ -163,10 +182,22 @@ class Coordinator:
         while place < len(uses) and uses[place] < step:
             place += 1
         self.next_use[weight] = place
-        if place == len(uses):
-            return False
-        distance = self.traversed[uses[place]] - self.traversed[step]
-        return distance < self.settings.max_reuse_distance
+        return place < len(uses) and self.is_near(weight, step, uses[place])
+
+    def is_near(self, weight: int, step: int, use: int) -> bool:
+        """Whether less than ``max_reuse_distance`` lies between a step and a later use."""
+        limit = self.settings.max_reuse_distance
+        if weight not in self.sealed:
+            return self.traversed[use] - self.traversed[step] < limit
+        traversed = 0
+        for needed in self.trace[step : use + 1]:
+            if traversed >= limit:
+                return False
+            assert isinstance(needed, Visited)
+            if weight in needed.inside:
+                return True
+            traversed += sum(map(self.numels.__getitem__, needed.inside))
+        return False
 
     @property
     def passed(self) -> dict[int, int]:

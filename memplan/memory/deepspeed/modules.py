@@ -19,6 +19,7 @@ from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.remembered import OF_TAPES
+from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
 from memplan.memory.stops import Stops
 from memplan.memory.walks.walk import last_recomputed
@@ -51,6 +52,8 @@ class Module:
     to the next."""
     delayed: list[tuple[int, int]] = field(default_factory=list)
     """Parameters whose gradients wait until its whole backward pass is over."""
+    inside: list[tuple[int, int]] | None = None
+    """All parameters in it and in the modules within it; None: the whole model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class _Writer:
         self.entered = self._noted(segment.entered)
         self.left = self._noted(segment.left)
         """Modules that only the tape's notes name, by the operation they are called before."""
+        self._look_inside()
 
     def _modules_of(self, operation: Operation) -> list[int]:
         found: list[int] = []
@@ -141,6 +145,17 @@ class _Writer:
             around = [self.names[each] for each in self._with_parents(name) if each in self.names]
             for modules in self.modules_of[start:stop]:
                 modules += [each for each in around if each not in modules]
+
+    def _look_inside(self) -> None:
+        """What is in a module and in those within it; the layer's own name is empty."""
+        for name, number in self.names.items():
+            if name in (WHOLE_MODEL, BASE_MODEL):
+                continue
+            self.modules[number].inside = [
+                self._place(each)
+                for each, owner in self.owners.items()
+                if not name or owner == name or owner.startswith(f"{name}.")
+            ]
 
     def _leaves(self, operation: Operation) -> list[int]:
         if operation.tiles is None:

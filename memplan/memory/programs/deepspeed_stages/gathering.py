@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 
 from memplan.memory.account import ComponentKind
-from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle
+from memplan.memory.deepspeed.coordinator import Coordinator, FetchSettings, Handle, Visited
 from memplan.memory.deepspeed.job import rounded
 from memplan.memory.deepspeed.layers import Layers
 from memplan.memory.deepspeed.partition import shard_numel
@@ -32,8 +32,9 @@ class PlayedCoordinator(Coordinator):
         *,
         stream: int,
         persistent: frozenset[int],
+        sealed: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(settings, numels, [])
+        super().__init__(settings, numels, [], sealed=sealed)
         self.ledger = ledger
         self.stream = stream
         self.hiding = Hiding.AHEAD if stream else Hiding.NONE
@@ -274,10 +275,8 @@ class PlayedCoordinator(Coordinator):
         for weight in {weight for each in needed for weight in each} - self.persistent:
             uses = self.uses[weight]
             place = bisect_left(uses, step)
-            if place < len(uses):
-                distance = self.traversed[uses[place]] - self.traversed[step]
-                if distance < self.settings.max_reuse_distance:
-                    return False
+            if place < len(uses) and self.is_near(weight, step, uses[place]):
+                return False
         return True
 
     def _move(self, layers: Layers, copies: int, steps: int) -> None:
@@ -303,4 +302,7 @@ class PlayedCoordinator(Coordinator):
 
 
 def _moved(needed: Sequence[int], layers: Layers, copies: int) -> list[int]:
-    return [layers.moved(weight, copies) for weight in needed]
+    found = [layers.moved(weight, copies) for weight in needed]
+    if isinstance(needed, Visited):
+        return Visited(found, [layers.moved(weight, copies) for weight in needed.inside])
+    return found

@@ -7,6 +7,7 @@ from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import sharded_host
 from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.modules import find_stops
 from memplan.memory.deepspeed.shards import fetch_settings, shard_plan
 from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
 from memplan.memory.programs.deepspeed_stages.zero import SCALED_LOSSES, DeepSpeedProgram
@@ -44,6 +45,7 @@ class HoldingShards(DeepSpeedProgram):
             ledger,
             stream=GATHER_STREAM if job.options.overlap_comm else 0,
             persistent=frozenset(self.persistent),
+            sealed=find_stops(job.given.tape).delayed,
         )
         if job.options.hpz_partition_size > 1 and not job.offloads_param:
             self.coordinator.second_shard = self._second_shard

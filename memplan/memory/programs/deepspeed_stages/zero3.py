@@ -7,13 +7,14 @@ included (``partitioned_param_coordinator.py``). A block that another stream use
 stream has come past it (``record_stream``); here at once, as in a run whose streams keep up.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
+from memplan.memory.deepspeed.coordinator import Visited
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.layers import Layers
-from memplan.memory.deepspeed.modules import Act, find_stops
+from memplan.memory.deepspeed.modules import Act, Module, find_stops
 from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
@@ -50,7 +51,16 @@ class ShardedParametersProgram(HoldingShards):
         """Steps begin with the model's own forward pass, which tells the coordinator so; ALST's recipes
         call what is below the head, then the head for each tile."""
         self.found = find_stops(job.given.tape)
-        self.members: dict[tuple[int, int], list[list[int]]] = {}
+        self.viewed = frozenset(
+            job.weights.number(each, copy)
+            for segment in job.given.tape.segments
+            if not segment.checkpointed
+            for each in segment.parameters
+            if each.viewed
+            for copy in range(segment.num_copies)
+        )
+        """Parameters of which the graph keeps a view, and with it what a forward pass gathered."""
+        self.members: dict[tuple[int, int], list[Visited]] = {}
         """The parameters of each module of a segment's repetition."""
         self.waiting: list[tuple[int, Block | None]] = []
         """Parameters to be reduced next, and their gradients that lie outside the bucket."""
@@ -89,7 +99,8 @@ class ShardedParametersProgram(HoldingShards):
     def _release(self, segment: Segment, members: list[int]) -> None:
         """A module has run."""
         if not self.in_backward:
-            self.coordinator.leave(members)
+            self.coordinator.detach([each for each in members if each in self.viewed])
+            self.coordinator.leave([each for each in members if each not in self.viewed])
             return
         if _has_gradient(segment):
             self.coordinator.leave(members)
@@ -100,15 +111,26 @@ class ShardedParametersProgram(HoldingShards):
             if not self.job.sizes.trainable[each]:
                 self.coordinator.free_detached(each)
 
-    def _modules(self, segment: Segment, repetition: int) -> list[list[int]]:
+    def _modules(self, segment: Segment, repetition: int) -> list[Visited]:
         """What each module needs."""
         key = (segment.index, repetition)
         found = self.members.get(key)
         if found is None:
             modules = self.found[segment.index].modules
-            found = [module_numbers(each.weights, repetition) for each in modules]
+            found = [
+                Visited(module_numbers(each.weights, repetition), self._inside(each, repetition))
+                for each in modules
+            ]
             self.members[key] = found
         return found
+
+    def _inside(self, module: Module, repetition: int) -> Collection[int]:
+        """What is asked of modules where some are sealed."""
+        if not self.found.delayed:
+            return ()
+        if module.inside is None:
+            return range(len(self.numels))
+        return frozenset(first + stride * repetition for first, stride in module.inside)
 
     # -- layers that are alike -------------------------------------------------------------------
 
@@ -306,7 +328,7 @@ class ShardedParametersProgram(HoldingShards):
                 remaining[index] -= 1
                 yield from self._fetched(backward.segment, acts, remaining[index])
 
-    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[list[int]]:
+    def _fetched(self, segment: Segment, acts: Acts, repetition: int) -> list[Visited]:
         modules = self._modules(segment, repetition)
         return [modules[number] for act, number in acts if act is _FETCH]
 
