@@ -336,6 +336,7 @@ class ShardedParametersProgram(HoldingShards):
                 ledger.end_aside()
             norms = (NORM_BYTES * shard for shard in self.plan.trained)
             self.use_in_turn(norms, name=_NORM)
+            self.keep_norm()
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
