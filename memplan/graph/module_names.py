@@ -9,6 +9,7 @@ from memplan.graph.core.overlay import weight_key
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
+from memplan.graph.remembered import OF_TAPES
 from memplan.model.parameters import ModelPart, WeightRole
 from memplan.model.spec import ModelSpec, Task
 
@@ -129,6 +130,17 @@ def named_parameters(tape: Tape) -> Iterator[tuple[str, str, int, str]]:
                 )
                 name = f"{module}.{short}".replace("..", ".").removeprefix(".")
                 yield name, segment.name, repetition, each.name
+
+
+@OF_TAPES.remembered(maxsize=8)
+def module_depths(tape: Tape) -> dict[Parameter, int]:
+    """How deep in the model each parameter's own module lies: 0 is the model itself."""
+    depths: dict[Parameter, int] = {}
+    for segment in tape.segments:
+        for each in segment.parameters:
+            name = full_name(tape.beginnings.get(segment.name), segment, each.module, 0)
+            depths[each] = len([part for part in name.split(".") if part])
+    return depths
 
 
 def _kinds(segment: Segment, *, is_class: bool) -> dict[str, ModuleKind]:

@@ -148,3 +148,51 @@ def test_micro_batches_that_reduce_nothing_are_resharded_before_gradients_are_ca
     )  # type: ignore[arg-type]  # fmt: skip
     found = estimate(load_model(config, "causal-lm"), setup, load_gpu("a100-sxm4-80gb"))
     assert found.required_bytes == 16_122_904_576
+
+
+BUFFERED = {
+    "model_type": "gpt_neo", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 512,
+    "max_position_embeddings": 512, "attention_types": [[["global", "local"], 1]], "window_size": 256,
+}  # fmt: skip
+
+
+def sent_in_flat(**changed: Any) -> list[tuple[Part, int]]:
+    """What is flattened to be sent to all ranks in three steps, and in which part of the run [bytes]."""
+    setup = TrainingSetup(
+        engine="ddp", num_gpus=2, gradient_accumulation_steps=2, seq_len=128, attention="eager", **changed
+    )  # type: ignore[arg-type]  # fmt: skip
+    run = named_run(estimate(load_model(BUFFERED, "causal-lm"), setup, None, rank=0))
+    return [
+        (label.part, run.ledger.events[block])
+        for block, label in run.labels.items()
+        if label.name == "parameters sent to all ranks"
+    ]
+
+
+def test_ddp_sends_buffers_in_a_flat_tensor() -> None:
+    """PyTorch 2.13's CUDA build: GPT-Neo's masks, a byte a pair of positions, once when it is made and before the
+    first micro-batch of each step (``distributed.py``, ``_sync_module_states``, ``_sync_buffers``)."""
+    masks = 2 * 512 * 512
+    sent = sent_in_flat()
+    assert [part for part, size in sent if size == masks] == [Part.LOAD, *[Part.FORWARD] * 3]
+    each = [
+        part
+        for part, size in sent_in_flat(engine_options={"sync_each_batch": True})
+        if size == masks
+    ]
+    assert each == [Part.LOAD, *[Part.FORWARD] * 6]
+    alone = sent_in_flat(engine_options={"broadcast_buffers": False})
+    assert [part for part, _ in alone] == [Part.LOAD]
+
+
+def test_fsdp1_moves_outer_modules_first() -> None:
+    """A queue of modules: BERT's feed-forward lies a level above its attention (``_move_module_to_device``)."""
+    setup = TrainingSetup(engine="fsdp1", num_gpus=2, seq_len=64)  # type: ignore[arg-type]
+    run = named_run(estimate(load_model("bert-base-uncased", "masked-lm"), setup, None, rank=0))
+    loaded = [
+        label.name
+        for label in run.labels.values()
+        if label.part is Part.LOAD and label.kind is ComponentKind.GATHERED_PARAMETERS
+    ]
+    first = loaded.index("intermediate.dense.weight")
+    assert first < loaded.index("attention.self.query.weight")

@@ -128,7 +128,14 @@ class BartDecoder(BartStack):
     renames = False
     """The name of its ids is that of their vectors then; else it is the ones' that is the causal mask's."""
 
-    def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        ids: Handle,
+        memory: Handle,
+        attention_mask: Handle | None = None,
+    ) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         position_ids = counted_positions(self.run, length) + 0 if self.counts else None

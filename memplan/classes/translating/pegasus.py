@@ -51,12 +51,19 @@ class OuterDecoder(BartStack):
     renames = True
     """The name of its position ids is that of their vectors then."""
 
-    def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        ids: Handle,
+        memory: Handle,
+        attention_mask: Handle | None = None,
+    ) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         inputs_embeds = inputs_embeds * 1.0
         position_ids: Handle | None = counted_positions(self.run, length) + 0
-        _attention_mask = padding(self.run, batch, length)
+        attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
         positions = self.embed_positions((batch, length), position_ids)
         if self.renames:
@@ -121,11 +128,18 @@ class BlenderbotSmallDecoder(BartStack):
     layer_class: Callable[[ConfigReader], LayerParts] = BartDecoderLayer
     positions_class: Callable[[ConfigReader], Module] = PositionsWithoutOffset
 
-    def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        ids: Handle,
+        memory: Handle,
+        attention_mask: Handle | None = None,
+    ) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         position_ids = counted_positions(self.run, length) + 0
-        _attention_mask = padding(self.run, batch, length)
+        attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
         position_ids = self.embed_positions((batch, length), position_ids)
         inputs_embeds = self.layernorm_embedding(inputs_embeds)

@@ -278,10 +278,17 @@ class PegasusXDecoder(PegasusXStack):
     name = "decoder"
     layer_class: Callable[[ConfigReader], LayerParts] = PegasusXDecoderLayer
 
-    def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        ids: Handle,
+        memory: Handle,
+        attention_mask: Handle | None = None,
+    ) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
-        _attention_mask = padding(self.run, batch, length)
+        attention_mask = padding(self.run, batch, length)
         mask = padded_mask(self.run, batch, length)
         position_ids = self.embed_positions(length)
         x = inputs_embeds + position_ids

@@ -16,7 +16,7 @@ from memplan.memory.ddp import DdpOptions, compressed_format
 from memplan.memory.programs.program import Program
 from memplan.memory.programs.weights import Weight, is_trained, runs_of
 from memplan.memory.rank import RankInput
-from memplan.memory.replaying.ledger import Block, Ledger
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.training.splitting.exchange import ExchangeKind, Hiding, Ranks
 from memplan.units import MIB, round_up
 
@@ -114,6 +114,7 @@ class DdpProgram(Program):
 
     def micro_batch(self, step: int, *, first: bool, last: bool) -> None:
         """The last one reduces, or each; after the first that did the buckets are made again."""
+        self.ledger.enter(Part.FORWARD, step)
         self.prepare_forward()
         self.prepare_backward(last=last or self.options.sync_each_batch)
         super().micro_batch(step, first=first, last=last)

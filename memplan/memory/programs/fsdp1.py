@@ -16,6 +16,7 @@ no request follows: behind the last unit's backward pass, and behind a step that
 
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.module_names import module_depths
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.fsdp1.options import AutoWrap, Prefetch
 from memplan.memory.fsdp1.units import FlatUnit, flat_places, own_states
@@ -160,14 +161,16 @@ class Fsdp1Program(ShardedProgram[FlatUse]):
         )
 
     def _load_whole(self, use: FlatUse) -> list[Block]:
+        """Weights of outer modules first: a queue of modules (``_move_module_to_device``)."""
         formats = self.formats
+        parameters = sorted(use.unit.parameters, key=module_depths(self.given.tape).__getitem__)
         return [
             self.load_whole(
                 (parameter, use.copy),
                 allocated_bytes(parameter.numel, formats.kept_of(parameter)),
                 packs=self.options.init_device is InitDevice.CUDA,
             )
-            for parameter in use.unit.parameters
+            for parameter in parameters
         ]
 
     def _begin(self) -> None:

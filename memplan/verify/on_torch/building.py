@@ -188,7 +188,7 @@ def to_device(model: Any, device: str, *, fill: bool) -> None:
     """
     moved: dict[int, Any] = {}
     kept = []
-    for module in model.modules():
+    for module in children_first(model):
         for table in (module._parameters, module._buffers):
             for name, tensor in list(table.items()):
                 if tensor is None:
@@ -199,6 +199,13 @@ def to_device(model: Any, device: str, *, fill: bool) -> None:
                 table[name] = moved[id(tensor)]
     if fill:
         fill_in(moved.values())
+
+
+def children_first(module: Any) -> Iterator[Any]:
+    """Modules as ``Module._apply`` comes past them: the last one is the whole."""
+    for each in module.children():
+        yield from children_first(each)
+    yield module
 
 
 def fill_in(tensors: Any) -> None:

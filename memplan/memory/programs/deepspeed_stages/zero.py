@@ -42,6 +42,7 @@ class DeepSpeedProgram(Program):
         """The optimizer steps after this micro-batch."""
         self.adds = False
         """This micro-batch's gradients are added to those of earlier ones."""
+        self.norm: Block | None = None
 
     def number(self, weight: Weight) -> int:
         """Where a weight stands among all parameters."""
@@ -117,6 +118,20 @@ class DeepSpeedProgram(Program):
     ) -> Block:
         """Ask for a block, rounded up as the allocator does."""
         return self.ledger.allocate(rounded(num_bytes), stream, kind, name)
+
+    def keep_norm(self) -> None:
+        """The norm of all gradients is there until the next step's (``_global_grad_norm``)."""
+        kept = self.allocate(
+            DType.FP32.num_bytes, ComponentKind.TEMPORARIES, "norm of all gradients"
+        )
+        self.forget_norm()
+        self.norm = kept
+
+    def forget_norm(self) -> None:
+        """That of the last step goes."""
+        if self.norm is not None:
+            self.ledger.free(self.norm)
+        self.norm = None
 
     def use(self, *sizes: int, kind: ComponentKind, name: str | Weight, stream: int = 0) -> None:
         """Ask for blocks that are all given back at once."""

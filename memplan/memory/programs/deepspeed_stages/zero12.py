@@ -362,10 +362,12 @@ class ShardedStatesProgram(DeepSpeedProgram):
         # Gradients flattened and cast; masters copied into weights.
         ledger.exchange(ExchangeKind.COPY, size * 2 * (job.weight_bytes + job.master_bytes))
         part = rounded(job.master_bytes * partition.size)
+        self.forget_norm()
         if job.options.check_gradient_norm:
             copied = self.copied_weights
             slices = [numel for index, numel in partition.kind.slices if index not in copied]
             self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
+            self.keep_norm()
         self.free_all(self.stale)
         gradient: list[Block] = []
         if not self.settings.compact:

@@ -178,6 +178,7 @@ class ShardedParametersProgram(HoldingShards):
         """The model's first hook tells the coordinator so."""
         if self.gathers and self.traces:
             self.coordinator.restart()
+        self.coordinator.viewed = self.found.viewed
         super().forward_pass()
 
     def _standing(self) -> object:
@@ -193,6 +194,7 @@ class ShardedParametersProgram(HoldingShards):
     def begin_backward(self) -> None:
         """Hooks of forward passes, run again, let go as in any other."""
         self.in_backward = True
+        self.coordinator.viewed = frozenset()
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket, or after all others of a module that is taken as a whole."""
@@ -306,7 +308,8 @@ class ShardedParametersProgram(HoldingShards):
         """A first micro-batch records in which order modules run, and lets go of each at once: where
         modules run again their graph holds what is then gathered once more, and it is played out; so it is
         where other passes than its own may be what is recorded."""
-        if self.gathers and (self.company or any(each.stops.again for each in self.found)):
+        holds = bool(self.found.viewed) or any(each.stops.again for each in self.found)
+        if self.gathers and (self.company or holds):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
         if self.gathers and self.traces:
@@ -358,6 +361,7 @@ class ShardedParametersProgram(HoldingShards):
                 ledger.end_aside()
             norms = (NORM_BYTES * shard for shard in self.plan.trained)
             self.use_in_turn(norms, name=_NORM)
+            self.keep_norm()
             for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
