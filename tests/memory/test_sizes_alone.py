@@ -13,6 +13,7 @@ from memplan.estimator.job import Job
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Operation
 from memplan.graph.core.tape import Tape
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
@@ -28,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     **{each: {"loss": each} for each in LOSSES},
     **{each: {"kernels": each} for each in ("liger", "unsloth", "torchtitan", "megatron")},
     "layers compiled": {"compile": "layer"},
+    "pieces compiled": {"compile": "layer", "loss": "torchtune", "micro_batch_size": 2},
     "checkpoints": {"checkpointing": "full", "gradient_accumulation_steps": 2},
     "selective": {"checkpointing": "selective"},
     "LoRA": {"adapter": {"lora": {"rank": 4, "targets": "all-linear"}}},
@@ -40,16 +42,23 @@ WAYS: dict[str, dict[str, Any]] = {
     "evaluation": {"evaluation": "4:batches_kept=3"},
     "fp32": {"precision": "fp32", "dropout": 0.1},
 }
+NARROW = {**MODELS["llama"][0], "vocab_size": 4096, "intermediate_size": 1024}
+WIDTHS = ({"vocab_size": 8192}, {"intermediate_size": 2048}, {"hidden_size": 512, "head_dim": 128})
 ROW_BY_ROW = ("dpo", "orpo", "kto", "grpo:reference=same", "ppo")
 """TRL takes log-probabilities of one sequence after the other (``selective_log_softmax``)."""
+CUT = ("fused_linear", "liger")
+"""Their loss takes so many rows at once as make as much of the logits as the hidden states have."""
+SORTED = ("dpo:log_probabilities=fused", "reward")
+"""Which rows of an embedding's gradient are summed up first goes by how many there are."""
+DIVISIBLE = {**LLAMA, "num_key_value_heads": 8, "vocab_size": 32768}
 SPREAD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "megatron, tensors": (
-        {**LLAMA, "num_key_value_heads": 8},
+        DIVISIBLE,
         {"engine": "megatron", "num_gpus": 2, "tensor_parallel": 2},
         {"num_gpus": 4, "tensor_parallel": 4},
     ),
     "megatron, tokens too": (
-        {**LLAMA, "num_key_value_heads": 8},
+        DIVISIBLE,
         {"engine": "megatron", "num_gpus": 2, "tensor_parallel": 2, "sequence_parallel": True},
         {"num_gpus": 4, "tensor_parallel": 4},
     ),
@@ -57,6 +66,30 @@ SPREAD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         DEEPSEEK,
         {"engine": "megatron", "num_gpus": 8, "tensor_parallel": 2, "sequence_parallel": True},
         {"num_gpus": 16, "tensor_parallel": 4},
+    ),
+    "tensors": (
+        DIVISIBLE, {"engine": "fsdp", "num_gpus": 2, "tensor_parallel": 2},
+        {"num_gpus": 4, "tensor_parallel": 4},
+    ),
+    "tokens too": (
+        DIVISIBLE, {"engine": "ddp", "num_gpus": 2, "tensor_parallel": 2, "sequence_parallel": True},
+        {"num_gpus": 4, "tensor_parallel": 4},
+    ),
+    "tensors of ZeRO": (
+        DIVISIBLE, {"engine": "deepspeed", "zero_stage": 1, "num_gpus": 2, "tensor_parallel": 2},
+        {"num_gpus": 4, "tensor_parallel": 4},
+    ),
+    "a ring": (
+        DIVISIBLE, {"engine": "fsdp", "num_gpus": 2, "context_parallel": 2, "seq_len": 256},
+        {"num_gpus": 4, "context_parallel": 4},
+    ),
+    "heads exchanged": (
+        DIVISIBLE, {"engine": "deepspeed", "zero_stage": 3, "num_gpus": 2, "context_parallel": 2},
+        {"num_gpus": 4, "context_parallel": 4},
+    ),
+    "experts": (
+        {**MODELS["mixtral"][0], "num_local_experts": 8},
+        {"engine": "fsdp", "num_gpus": 2, "expert_parallel": 2}, {"num_gpus": 4, "expert_parallel": 4},
     ),
     "megatron, a ring": (
         LLAMA, {"engine": "megatron", "num_gpus": 2, "context_parallel": 2},
@@ -70,7 +103,14 @@ SPREAD: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 AS_LARGE = {OperationKind.ADD, OperationKind.TO, OperationKind.CLONE}
 """Operations whose result is as large as one of what they read."""
-BY_PLACE = ("zero1", "zero2", "megatron, tensors", "megatron, tokens too", "megatron, latent")
+BY_PLACE = (
+    "a ring",
+    "zero1",
+    "zero2",
+    "megatron, tensors",
+    "megatron, tokens too",
+    "megatron, latent",
+)
 """How these names begin: of how many parameters a rank has a share goes by how many ranks there are."""
 
 
@@ -114,24 +154,61 @@ def check_conserved(tape: Tape) -> None:
             assert {x.numel for x in each.outputs} <= {x.numel for x in each.inputs}, each
 
 
-def check_multiples(one: Tape, other: Tape, batches: tuple[int, int]) -> None:
-    """Each tensor has as many elements for each sequence, or as many in all."""
+def check_multiples(
+    one: Tape, other: Tape, times: tuple[int, int], *, cut: bool = False, is_square: bool = False
+) -> None:
+    """Whatever has a size has the same one, or as much for each: tensors, gradients, products, what is sent and, but for
+    rounding, temporaries. How many pieces a loss is ``cut`` into goes by sizes."""
+    powers = [(times[0] ** each, times[1] ** each) for each in range(3 if is_square else 2)]
     for ours, theirs in zip(operations(one), operations(other), strict=True):
-        for few, many in zip(ours.outputs, theirs.outputs, strict=True):
-            each_has_as_many = few.numel * batches[1] == many.numel * batches[0]
-            assert few.numel == many.numel or each_has_as_many, (ours.kind, few.numel, many.numel)
+        for few, many in zip(sizes(ours), sizes(theirs), strict=True):
+            assert any(few * b == many * a for a, b in powers), (ours.kind, few, many)
+        if (
+            cut or ours.kind is OperationKind.INDEX
+        ):  # a short table is sorted otherwise than a long one
+            continue
+        for few, many in zip(temporaries(ours), temporaries(theirs), strict=True):
+            off = min(abs(few * b - many * a) for a, b in powers)
+            assert off <= max(times) * ALLOCATION_ROUNDING, (ours.kind, few, many)
+
+
+def sizes(operation: Operation) -> list[int]:
+    sends = (*operation.sends.forward, *operation.sends.backward)
+    gradients = [each for each in operation.gradients if each <= 0]
+    return [
+        operation.flops, *(each.numel for each in operation.outputs), *gradients,
+        *(each.num_bytes for each in sends),
+    ]  # fmt: skip
+
+
+def temporaries(operation: Operation) -> list[int]:
+    gradients = [each for each in operation.gradients if each > 0]
+    return [*operation.forward_scratch, *operation.backward_scratch, *gradients]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_batch_is_a_size(way: str) -> None:
     batches = 2, 3
     for model in ("llama", "mixtral"):
-        config = MODELS[model][0]
-        one, other = (given_for(config, {**WAYS[way], "micro_batch_size": n}) for n in batches)
+        fields = {"seq_len": 256, **WAYS[way]}
+        one, other = (
+            given_for(MODELS[model][0], {**fields, "micro_batch_size": each}) for each in batches
+        )
         check_conserved(one.tape)
         if way not in ROW_BY_ROW:
-            check_same_program(one, other)
-            check_multiples(one.tape, other.tape, batches)
+            check_same_program(one, other, blocks=way not in SORTED)
+            check_multiples(one.tape, other.tape, batches, cut=way in CUT)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_widths_are_sizes(way: str) -> None:
+    """Of words, of a network and of the hidden states, two of which make a matrix."""
+    narrow = given_for(NARROW, WAYS[way])
+    for width in WIDTHS:
+        wide = given_for({**NARROW, **width}, WAYS[way])
+        check_same_program(narrow, wide)
+        is_square = "hidden_size" in width
+        check_multiples(narrow.tape, wide.tape, (1, 2), cut=way in CUT, is_square=is_square)
 
 
 def spread() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]]:
@@ -151,3 +228,5 @@ def test_ranks_are_a_size(
     one, other = given_for(config, few), given_for(config, {**few, **more})
     check_same_program(one, other, blocks=not name.startswith(BY_PLACE))
     check_conserved(other.tape)
+    if "ring" not in name:
+        check_multiples(other.tape, one.tape, (1, 2))
