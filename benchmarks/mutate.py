@@ -155,8 +155,10 @@ def pytest_with(
     return 0 if status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else BROKEN
 
 
-def all_in_forks(starts: Iterable[Callable[[], int]], jobs: int) -> Iterator[tuple[int, int]]:
-    """Start each, ``jobs`` at a time; the number and the wait status of each as it ends."""
+def all_in_forks(
+    starts: Iterable[Callable[[], int]], jobs: int
+) -> Iterator[tuple[int, int, float]]:
+    """Start each, ``jobs`` at a time; the number, the wait status and the CPU time of each as it ends."""
     running: dict[int, int] = {}
     waiting = enumerate(starts)
     while True:
@@ -166,9 +168,9 @@ def all_in_forks(starts: Iterable[Callable[[], int]], jobs: int) -> Iterator[tup
                 break
         if not running:
             return
-        process, status = os.waitpid(-1, 0)
+        process, status, used = os.wait3(0)
         if process in running:
-            yield running.pop(process), status
+            yield running.pop(process), status, used.ru_utime + used.ru_stime
 
 
 # -- which tests run which places ----------------------------------------------------------------
@@ -295,7 +297,7 @@ def look_at(names: Mapping[str, Path], places: Places, jobs: int) -> None:
             )
             for name, path in names.items()
         )
-        for number, _ in all_in_forks(starts, jobs):
+        for number, *_ in all_in_forks(starts, jobs):
             part = list(names.values())[number]
             part.touch()  # one that ended before it began has run nothing
             part.rename(part.with_suffix(".jsonl"))
@@ -607,9 +609,9 @@ def _tried(
 
     def try_all(trials: Sequence[Trial], tests: Collected | None) -> None:
         starts = (lambda each=each: fork(lambda: each.outcome(tests), None) for each in trials)
-        for number, status in all_in_forks(starts, jobs):
+        for number, status, seconds in all_in_forks(starts, jobs):
             each = trials[number]
-            says, lives = _said(each, status)
+            says, lives = _said(each, status, seconds)
             os.write(out, f"{says}\n".encode())
             os.write(lines, f"{int(lives)} {mutants.index(each.mutant)}\n".encode())
 
@@ -625,13 +627,13 @@ def _tried(
     yield from (each for number, each in enumerate(mutants) if done.get(number, True))
 
 
-def _said(each: Trial, status: int) -> tuple[str, bool]:
+def _said(each: Trial, status: int, seconds: float) -> tuple[str, bool]:
     """What became of a mutant, and whether it lives."""
     if os.waitstatus_to_exitcode(status) == FAILED:
         how = each.found.read_text("utf-8") if each.found.exists() else "its import"
-        return f"dies  {each.mutant}  by {how}", False
+        return f"dies  in {seconds:.1f} s  {each.mutant}  by {how}", False
     word = "LIVES" if status == 0 else "LIVES (the tool failed)"
-    return f"{word} {len(each.names)} tests  {each.mutant}", True
+    return f"{word} {len(each.names)} tests in {seconds:.1f} s  {each.mutant}", True
 
 
 def _cpu_s() -> float:

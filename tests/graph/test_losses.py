@@ -12,6 +12,7 @@ from memplan.memory.step import StepWalk
 from memplan.sources.models import load_model
 from memplan.training.choices_of_kernels.kernels import Kernels, LossKernel
 from memplan.training.compilation import Compilation
+from memplan.training.objectives import Objective
 from tests.plain_step import PlainStep, plain_step
 
 TOKENS, VOCAB, HIDDEN = 2048, 128_000, 512
@@ -177,3 +178,23 @@ def test_no_logits_at_all(loss: LossKernel) -> None:
 )
 def test_liger_chunk_rows(tokens: int, vocab_size: int, hidden_size: int, rows: int) -> None:
     assert liger_chunk_rows(tokens, vocab_size=vocab_size, hidden_size=hidden_size) == rows
+
+
+@pytest.mark.parametrize(
+    ("objective", "kept", "rows"),
+    [
+        pytest.param(Objective.LAST_LOGITS, None, 1, id="transformers' generate: the next token's"),
+        pytest.param(Objective.LOGITS, None, 48, id="all tokens'"),
+        pytest.param(Objective.LOGITS, 16, 17, id="TRL's logits_to_keep: one more, to be cut off"),
+        pytest.param(Objective.LOGITS, 48, 48, id="no prompt"),
+    ],
+)
+def test_of_how_many_tokens_there_are_logits(
+    objective: Objective, kept: int | None, rows: int
+) -> None:
+    model = load_model({"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 500})
+    options = TapeOptions(
+        seq_len=48, batch_size=3, objective=objective, kept_logits=kept, without_gradients=True
+    )
+    last = [each for each in record_model(model, options).segments if each.operations][-1]
+    assert last.operations[-1].outputs[0].numel == 3 * rows * 500

@@ -22,7 +22,7 @@ from memplan.graph.attention.scratch import (
 )
 from memplan.graph.block_script import BlockScript, Held
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.model.attention import AttentionForm, AttentionSpec
@@ -356,8 +356,12 @@ class _Ring:
         scratch: tuple[int, ...] = ()
         if self.kernel is ScoreKernel.FLASH and not t.decomposed:
             given = t.tensor(part.outputs, dtype)
-            given.by_head = out.by_head
+            # Halves of several sequences lie apart: the kernel wants gradient and output in rows, and copies both.
+            is_apart = part.queries < self.shape.queries and part.batch > 1
+            given.by_head = out.by_head and not is_apart
             scratch = flash_backward_scratch(part, given)
+            if is_apart:
+                scratch = (given.storage.num_bytes, given.storage.num_bytes, RESULT, *scratch)
         elif self.kernel is ScoreKernel.CUDNN:
             numel = part.batch * part.keys * part.spec.num_kv_heads * part.spec.head_dim
             workspace = cudnn_backward_scratch(t, part, t.tensor(numel, dtype))

@@ -116,7 +116,10 @@ class ForwardWalk:
         if not self.segment.kept_outputs:
             operations = operations[: recomputation_stop(self.segment)]
         profile = self._walk(operations, self.saves, present=present)
+        made = [each.storage for operation in operations for each in operation.outputs]
+        turn = {storage: number for number, storage in enumerate(made)}
         spent = [storage for storage in present if storage not in self.saves]
+        spent.sort(key=lambda each: turn.get(each, -1))  # a set's own order is another each time
         kept_bytes = profile.end.saved_bytes - sum(storage.num_bytes for storage in spent)
         profile.end = Level(saved_bytes=kept_bytes)
         alive = dict.fromkeys(key for key, size in profile.events if size)
