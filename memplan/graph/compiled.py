@@ -212,8 +212,10 @@ class _Region:
 
     def _add(self, tensor: Tensor, position: int, makers: list[_Value]) -> _Value:
         size = tensor.numel * tensor.dtype.num_bytes
+        is_narrow = 0 < tensor.storage.num_bytes < size
+        size = tensor.storage.num_bytes if is_narrow else size
         value = _Value(len(self.values), tensor.storage, size, position, makers)
-        value.is_codes = tensor.dtype is DType.FP8
+        value.is_codes = is_narrow or tensor.dtype is DType.FP8
         self.values.append(value)
         self.current[tensor.storage] = value
         return value

@@ -64,7 +64,7 @@ def _torchao_product(t: Tape, x: Tensor, weight: Parameter, formats: Fp8Formats)
     if t.options.gathers_codes:
         weight.gathered_as = DType.FP8
     forward = Temporaries()
-    narrow_x = _cast_to_codes(forward, x.numel, x.dtype)
+    narrow_x = () if is_narrow(x) else _cast_to_codes(forward, x.numel, x.dtype)
     narrow_weight = _weight_to_codes(t, forward, weight)
     forward.result()
     forward.drop(*narrow_x, *narrow_weight)
@@ -94,14 +94,45 @@ def _torchao_backward(
     if formats.high_precision_weight_gradient:
         made.result()
         return made.blocks
-    gradient_again = _cast_to_codes(made, out.numel, out.dtype)
-    narrow_x = _cast_to_codes(made, x.numel, x.dtype)
+    # Where ranks share the layer its result's gradient is cast once, behind it (``NoopFwToFloat8BwDynamic``).
+    shared = t.options.tensor_parallel is not None
+    gradient_again = () if shared else _cast_to_codes(made, out.numel, out.dtype)
+    narrow_x = () if is_narrow(x) else _cast_to_codes(made, x.numel, x.dtype)
     gradient_by_row, x_by_column = made.take(out.numel), made.take(x.numel)
     product = [made.take(DType.FP32.num_bytes * weight.numel)] if scaled_after else []
     made.result()
     made.drop(*product, x_by_column, gradient_by_row)
     made.drop(*narrow_x, *gradient_again, *narrow_weight, *narrow_gradient)
     return made.blocks
+
+
+def narrows(t: Tape) -> bool:
+    """Whether ranks that share layers and sequences cast what a layer reads once, before they gather it.
+
+    (torchao 0.18, float8/float8_tensor_parallel.py, which torchtitan takes for scales of whole tensors)
+    """
+    group = t.options.tensor_parallel
+    return group is not None and group.sequence and t.options.fp8 is Fp8Recipe.TENSORWISE
+
+
+def is_narrow(x: Tensor) -> bool:
+    """Whether it is there as codes alone."""
+    return x.storage.num_bytes < x.numel * x.dtype.num_bytes
+
+
+def narrowed(t: Tape, x: Tensor) -> Tensor:
+    """``Float8TrainingTensor``: codes that count as what they were made of, in whose format their gradient is."""
+    if is_narrow(x):
+        return x
+    codes = t.tensor(x.numel, DType.FP8)
+    codes.dtype = x.dtype
+    made = Temporaries()
+    _cast_to_codes(made, x.numel, x.dtype, is_result=True)
+    t.record(
+        OperationKind.TO, (x,), (codes,), gradients=(Gradient.ALIAS,), in_python=True,
+        forward_scratch_bytes=made.blocks,
+    )  # fmt: skip
+    return codes
 
 
 def _weight_to_codes(t: Tape, made: Temporaries, weight: Parameter) -> tuple[int, ...]:
@@ -111,7 +142,9 @@ def _weight_to_codes(t: Tape, made: Temporaries, weight: Parameter) -> tuple[int
     return _cast_to_codes(made, weight.numel, weight.dtype)
 
 
-def _cast_to_codes(made: Temporaries, numel: int, dtype: DType) -> tuple[int, ...]:
+def _cast_to_codes(
+    made: Temporaries, numel: int, dtype: DType, *, is_result: bool = False
+) -> tuple[int, ...]:
     """``hp_tensor_to_float8_dynamic``: the largest magnitude, then a scaled and clamped fp32 copy.
 
     Returns the codes and their scale.
@@ -126,6 +159,10 @@ def _cast_to_codes(made: Temporaries, numel: int, dtype: DType) -> tuple[int, ..
     scaled = made.take(full)
     made.drop(*widened)
     clamped = made.take(full)
+    if is_result:
+        made.result()
+        made.drop(clamped, scaled, scale)
+        return ()
     codes = made.take(numel)
     made.drop(clamped, scaled)
     return codes, scale
@@ -145,7 +182,8 @@ def _compiled_product(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     Llama layer keep neither codes nor what they are made of).
     """
     rows = x.numel // weight.shape[-1]
-    narrow_x, narrow_weight = t.cast(x, DType.FP8), t.cast(weight, DType.FP8)
+    narrow_x = x if is_narrow(x) else t.cast(x, DType.FP8)
+    narrow_weight = t.cast(weight, DType.FP8)
     out = t.tensor(rows * weight.shape[-2], x.dtype)
     backward = Temporaries()
     gradient, by_column = backward.take(out.numel), backward.take(weight.numel)

@@ -56,6 +56,7 @@ class MixtureBlock(Network):
     """
 
     sealed = False
+    gathers_codes = False
 
     def facts(self) -> MixtureSpec:
         """Its router, its routed experts and the one that every token passes."""

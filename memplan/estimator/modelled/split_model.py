@@ -2,7 +2,7 @@
 
 from memplan.errors import SetupError
 from memplan.training.choices import ZeroStage
-from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.fp8 import FP8_RECIPES, Fp8Package, Fp8Recipe
 from memplan.training.choices_of_kernels.kernels import LossKernel, Packing
 from memplan.training.choices_of_kernels.losses import LOSS_FORMS
 from memplan.training.compilation import Compilation
@@ -78,6 +78,14 @@ def _is_split_lora(setup: TrainingSetup) -> bool:
     return setup.chosen_engine is Engine.DDP and not setup.sequence_parallel
 
 
+def _is_torchaos(setup: TrainingSetup) -> bool:
+    """Whether 8 bits, if there are any, are torchao's linear layers, which take DTensors."""
+    if setup.fp8 is Fp8Recipe.NONE:
+        return True
+    package = FP8_RECIPES[setup.fp8].package
+    return package is Fp8Package.TORCHAO and setup.chosen_engine is not Engine.DEEPSPEED
+
+
 def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
     """Fields, whether they say what does not go with a split model, and what to do."""
     form = LOSS_FORMS[setup.chosen_kernels.loss]
@@ -89,8 +97,12 @@ def _beside(setup: TrainingSetup) -> tuple[tuple[str, bool, str], ...]:
         ("ema", setup.ema is not None, plain),
         ("lengths", setup.lengths is not None and shares, "leave it out, or sequence_parallel"),
         ("quantize", setup.chosen_quantization is not None, plain),
-        ("fp8", setup.fp8 is not Fp8Recipe.NONE, plain),
-        ("compile", setup.compile is not Compilation.NONE, plain),
+        ("fp8", not _is_torchaos(setup), "torchao's recipes are, under fsdp or ddp"),
+        (
+            "compile: model", setup.compile is Compilation.MODEL,
+            "compile each layer on its own, as torchtitan does",
+        ),
+        ("compile", setup.compile is not Compilation.NONE and setup.chosen_engine is Engine.DEEPSPEED, plain),
         ("packing", setup.packing is not Packing.NONE and shares, "leave it or sequence_parallel out"),
         ("optimizer_in_backward", setup.optimizer_in_backward, plain),
         (

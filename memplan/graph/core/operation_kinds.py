@@ -215,7 +215,8 @@ SECOND_FIRST = frozenset(
 """Operations of two tensors whose second gradient is computed first."""
 EXTERN_KERNELS = frozenset(
     {
-        *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.CONVOLUTION, OperationKind.COUNTED,
+        *PRODUCTS, *ATTENTION_KERNELS, *OUTPUT_LOSSES, OperationKind.ALL_GATHER, OperationKind.ALL_REDUCE,
+        OperationKind.CONVOLUTION, OperationKind.COUNTED, OperationKind.REDUCE_SCATTER,
         OperationKind.CROSS_ENTROPY, OperationKind.CUMSUM, OperationKind.CUT_CROSS_ENTROPY,
         OperationKind.FFT, OperationKind.FUSED_GATE, OperationKind.FUSED_SOFTMAX,
         OperationKind.GROUPED_MM, OperationKind.HISTC, OperationKind.ROTARY, OperationKind.SCATTER,

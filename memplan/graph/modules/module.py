@@ -10,6 +10,7 @@ from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.run import Run
 from memplan.graph.splitting.tensor_parallel import gather_sequence
 from memplan.model.parameters import LayerBlock, ModelPart, WeightRole, beside_of, owner_of
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 
 STACKS = "encoder", "decoder"
 """Stacks that can be frozen whole, by the beginning of their segments' names."""
@@ -64,6 +65,8 @@ class Module:
     """The segment that begins where it is called."""
     gathers = False
     """It is given a share of each sequence and reads all of them (``PrepareModuleInput``)."""
+    gathers_codes = True
+    """Linear layers alone read them, in 8 bits where these multiply so."""
     hands_on = 0
     """So many of what a layer returns beside the hidden states the next one is given, and returns again."""
     further = 0
@@ -153,7 +156,7 @@ class Module:
             stack = name.partition(".")[0]
             run.start(name, args[0].record, part=part, frozen=self.is_frozen(part, stack))
         if self.gathers:
-            args = (gathered(args[0]), *args[1:])
+            args = (gathered(args[0], narrow=self.gathers_codes), *args[1:])
         if self.block is not None:
             around, run.block = run.block, self.block
             made = self.forward(*args)
@@ -235,12 +238,16 @@ class Module:
         return held if dtype is None else held.to(dtype)
 
 
-def gathered(x: Handle) -> Handle:
+def gathered(x: Handle, *, narrow: bool) -> Handle:
     """All of the sequences of which each rank has a share."""
-    group = x.run.options.tensor_parallel
+    group, record = x.run.options.tensor_parallel, x.record
     assert group is not None
     *rows, length, width = x.shape
-    record = gather_sequence(x.run, group, x.record)
+    if narrow and x.run.options.fp8 is not Fp8Recipe.NONE:
+        from memplan.graph.fp8 import narrowed, narrows  # only then
+
+        record = narrowed(x.run, record) if narrows(x.run) else record
+    record = gather_sequence(x.run, group, record)
     return Handle(x.run, record, (*rows, length * group.degree, width))
 
 

@@ -16,6 +16,7 @@ from memplan.graph.core.splits import Split
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.model.parameters import WeightRole
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
 from memplan.training.splitting.parallelism import TensorParallel
 from memplan.units import ceil_div
 
@@ -39,6 +40,10 @@ def split_product(
     whole = num_outputs
     if split in (Split.VOCABULARY, Split.COLUMN_JOINED):
         num_outputs = ceil_div(whole, group.degree)
+    if split is Split.ROW and t.options.fp8 is not Fp8Recipe.NONE:
+        from memplan.graph.fp8 import narrowed, narrows  # only then
+
+        x = narrowed(t, x) if narrows(t) else x
     if split is Split.ROW_CUT:
         x = cut_columns(t, group, x)
     elif not by_row:
@@ -69,10 +74,11 @@ def gather_sequence(t: Tape, group: TensorParallel, x: Tensor) -> Tensor:
     if not group.sequence:
         return x
     out = t.tensor(x.numel * group.degree, x.dtype)
-    size = out.storage.num_bytes
+    out.storage.num_bytes = joined = x.storage.num_bytes * group.degree  # codes stay codes
+    size = allocated_bytes(out.numel, out.dtype)
     t.record(
         OperationKind.ALL_GATHER, (x,), (out,), gradients=(Gradient.VIEW,),
-        forward_scratch_bytes=_joined(t, size), backward_scratch_bytes=(size, RESULT),
+        forward_scratch_bytes=_joined(t, joined), backward_scratch_bytes=(size, RESULT),
     )  # fmt: skip
     return out
 

@@ -121,6 +121,7 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
+    _read_split_experts(keys, found)
     _read_stages(keys, found)
     method = keys.text("parallelism.context_parallel_rotate_method")
     if method not in (None, "allgather") and "context_parallel" in found.fields:
@@ -131,6 +132,13 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
     reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
     if reshards is False:
         found.options["reshard_after_forward"] = False
+
+
+def _read_split_experts(keys: Keys, found: Found) -> None:
+    """Experts that are not spread are split as the layers are, whatever is said of them (``apply_moe_ep_tp``)."""
+    key = "parallelism.expert_tensor_parallel_degree"
+    if (keys.count(key) or 1) > 1 and "expert_parallel" in found.fields:
+        keys.refuse(key, "experts that are spread and split too are not modelled; 1 is")
 
 
 def _read_stages(keys: Keys, found: Found) -> None:
