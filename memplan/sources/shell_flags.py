@@ -24,6 +24,7 @@ _UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _PROGRAM = re.compile(r"(?:.*/)?(pretrain_\w+)[.]py")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=(.*)", re.DOTALL)
 _OPENS = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=\"")
+_FILE = re.compile(r"\s*cat\b.*<<-?\s*['\"]?([A-Za-z_]\w*)")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -210,7 +211,20 @@ def _whole_lines(text: str) -> Iterator[str]:
             stop = next(ends, at) + 1
             line = " ".join(lines[at:stop])
         yield line
-        at = stop
+        at = _behind_file(lines, line, stop)
+
+
+def _behind_file(lines: list[str], line: str, at: int) -> int:
+    """Where a script goes on behind the text of a file that it writes with ``cat``.
+
+    >>> _behind_file(["cat <<EOF > a", "b=c", "EOF", "run"], "cat <<EOF > a", 1)
+    3
+    """
+    match = _FILE.match(line)
+    if match is None:
+        return at
+    ends = (number for number in range(at, len(lines)) if lines[number].strip() == match[1])
+    return next(ends, at - 1) + 1
 
 
 def _opened(word: str) -> Iterator[str]:
