@@ -123,11 +123,14 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
         if isinstance(named_file, str) and Path(named_file).suffix in (*YAML_SUFFIXES, TOML_SUFFIX):
             return _configured(path, named_file, found, parsed, label=label)
         return {name.replace("-", "_"): value for name, value in found.items()}
-    own = None if named is None else _beside(path, f"{named}.yaml")
+    if named is None:
+        return _check_mapping(over, label=label, kind="keys and values")
+    name = Path(named).name
+    own = _beside(path, f"{named}.yaml") or _beside(path, f"{name}.yaml")
     if own is not None:
         over = laid_over(read_mapping(own), over)
-    elif named is not None:
-        over = {"defaults": [named, "_self_"], **over}
+    else:
+        over = {"defaults": [name, "_self_"], **over}
     return _check_mapping(over, label=label, kind="keys and values")
 
 

@@ -24,6 +24,9 @@ _UNKNOWN = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
 _PROGRAM = re.compile(r"(?:.*/)?(pretrain_\w+)[.]py")
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_]\w*(?:[.@/]\w+)*)=(.*)", re.DOTALL)
 _OPENS = re.compile(r"\s*(?:export\s+)?[A-Za-z_]\w*=\"")
+_CONFIGURATION = frozenset({"config-name", "config-path"})
+_MACHINES = re.compile(r".*[$](?:[({]\w+[)}]|\w+)")
+_FILE = re.compile(r"\s*cat\b.*<<-?\s*['\"]?([A-Za-z_]\w*)")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _WHOLE = re.compile(r"[+-]?\d+")
@@ -65,16 +68,17 @@ def flags_of(text: str, *, source: str) -> dict[str, object]:
 def overrides_of(
     text: str, *, source: str, parse: Callable[[str], object]
 ) -> tuple[dict[str, object], str | None]:
-    """What Hydra's words lay over a configuration, and the name of that; nothing where no two such words are there.
+    """What Hydra's words lay over a configuration, and where that is; nothing where no two such words are there.
 
     ``program`` is the file that is run, where it is one and no installed module.
     ``parse`` reads a value. What a path begins with, where only the machine knows it, is left out of it.
 
-    >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-name=own", source="a.sh", parse=str)
-    ({'a': {'b': '2', 'c': 'HOME/x'}}, 'own')
+    >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-path $HERE/b --config-name=own", source="a.sh", parse=str)
+    ({'a': {'b': '2', 'c': 'HOME/x'}}, 'b/own')
     """
     found: dict[str, object] = {}
-    named, count, awaits, is_run, is_module = None, 0, False, False, False
+    where: dict[str, str] = {}
+    count, awaited, is_run, is_module = 0, "", False, False
     for word in _words(text, {}, source=source):
         if word == "-m":
             if is_module and count:
@@ -84,16 +88,28 @@ def overrides_of(
         elif word.endswith(".py") and "=" not in word:
             is_run, found["program"] = True, word
         flag = _FLAG.fullmatch(word)
-        if awaits or (flag is not None and flag[1] == "config-name"):
-            value = word if flag is None else flag[2]
-            awaits = value is None
-            named = named if value is None else value.strip("'\"").removesuffix(".yaml")
+        if awaited or (flag is not None and flag[1] in _CONFIGURATION):
+            asked, value = (awaited, word) if flag is None else (flag[1], flag[2])
+            awaited = asked if value is None else ""
+            where |= {} if value is None else {asked: value.strip("'\"")}
             continue
         match = _OVERRIDE.fullmatch(word)
         if match is not None and (is_run or "." in match[1]):
             count += "." in match[1]
             _lay(found, match[1].split("."), parse(_known_part(match[2])))
-    return (found, named) if count > 1 else ({}, None)
+    return (found, _place(where)) if count > 1 else ({}, None)
+
+
+def _place(where: Mapping[str, str]) -> str | None:
+    """A configuration's path without what only the machine knows of it.
+
+    >>> _place({"config-path": "$(pwd)/a/config", "config-name": "own.yaml"}), _place({"config-name": "own"})
+    ('a/config/own', 'own')
+    """
+    if "config-name" not in where:
+        return None
+    folder = _MACHINES.sub("", where.get("config-path", ""))
+    return f"{folder}/{where['config-name']}".lstrip("/").removesuffix(".yaml")
 
 
 def _known_part(value: str) -> str:
@@ -210,7 +226,20 @@ def _whole_lines(text: str) -> Iterator[str]:
             stop = next(ends, at) + 1
             line = " ".join(lines[at:stop])
         yield line
-        at = stop
+        at = _behind_file(lines, line, stop)
+
+
+def _behind_file(lines: list[str], line: str, at: int) -> int:
+    """Where a script goes on behind the text of a file that it writes with ``cat``.
+
+    >>> _behind_file(["cat <<EOF > a", "b=c", "EOF", "run"], "cat <<EOF > a", 1)
+    3
+    """
+    match = _FILE.match(line)
+    if match is None:
+        return at
+    ends = (number for number in range(at, len(lines)) if lines[number].strip() == match[1])
+    return next(ends, at - 1) + 1
 
 
 def _opened(word: str) -> Iterator[str]:

@@ -323,3 +323,14 @@ def test_little_is_left_to_the_collector(values: dict[str, object]) -> None:
         assert left(2) < 500
     finally:
         gc.enable()
+
+
+def test_a_kernel_is_said_as_it_is_counted() -> None:
+    """gpt-oss's class has no sdpa; a package that it is asked for it runs, whose sinks go into the kernel."""
+    for asked, said in (
+        (None, "attention eager (the class has nothing else)"),
+        ("flash3", "attention flash3"),
+    ):
+        setup = TrainingSetup(attention=asked, seq_len=64)  # type: ignore[arg-type]
+        found = memplan.estimate("gpt-oss-20b", setup)
+        assert said in found.assumptions

@@ -549,6 +549,34 @@ def test_a_configuration_that_a_script_names_and_nobody_has_is_refused(tmp_path:
         read_setup_file(script)
 
 
+def test_a_script_s_configuration_is_where_it_says_of_a_folder_above(tmp_path: Path) -> None:
+    for folder, nodes in (("examples/config", 2), ("config", 4)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "own.yaml").write_text(
+            f"trainer: {{n_gpus_per_node: 8, nnodes: {nodes}}}\n"
+        )
+    script = tmp_path / "tests" / "e2e" / "run.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        'HERE="$(pwd)"\npython -m verl.trainer.main_ppo --config-path="$HERE/examples/config" --config-name own '
+        "trainer.n_gpus_per_node=4 actor_rollout_ref.model.path=gpt2\n"
+    )
+    assert read_setup_file(script).setup.num_gpus == 8
+
+
+def test_verl_has_as_many_micro_batches_as_interleaved_stages_run_in_rounds() -> None:
+    actor = {
+        "strategy": "megatron", "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 4096, "ppo_mini_batch_size": 100,
+        "megatron": {"pipeline_model_parallel_size": 4, "virtual_pipeline_model_parallel_size": 2},
+    }  # fmt: skip
+    steps = []
+    for chunks in (2, None):
+        actor["megatron"]["virtual_pipeline_model_parallel_size"] = chunks  # type: ignore[index]
+        values = {**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}
+        steps.append(read(values).setup.gradient_accumulation_steps)
+    assert steps[0] == steps[1] + -steps[1] % 4 != steps[1]
+
+
 def test_verl_counts_micro_batches_by_tokens() -> None:
     actor = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 16384, "strategy": "fsdp"}
     values = {**VERL, "actor_rollout_ref": {"model": {"path": "gpt2"}, "actor": actor}}

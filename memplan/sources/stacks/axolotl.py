@@ -378,13 +378,22 @@ def _read_engine(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
         degree = keys.count(key)
         if degree not in (None, 1):
             found.fields[field] = degree
+    experts = keys.count("expert_parallel_size") or 1
+    if experts > 1:
+        # integrations/expert_parallel/plugin.py: experts are sharded over ``dp_shard``, the rest over all ranks.
+        if "fsdp" not in found.arguments:
+            keys.refuse(
+                "expert_parallel_size",
+                "experts spread over whole replicas are not modelled; beside FSDP2 they are",
+            )
+        found.fields["expert_parallel"] = experts
     replicas, shards = keys.count("dp_replicate_size"), keys.count("dp_shard_size")
     if (
         "fsdp" in found.arguments
         and given.get("num_gpus") is None
         and "num_gpus" not in found.fields
     ):
-        _count_gpus(keys, found, (replicas or 1) * (shards or 0))
+        _count_gpus(keys, found, (replicas or 1) * (shards or 0) * experts)
     if replicas not in (None, 1):
         found.options["data_parallel_replicate_degree"] = replicas
         found.notes.append(f"dp_replicate_size {replicas} x dp_shard_size {shards or 'the rest'}")

@@ -35,6 +35,7 @@ _PARTS = {
 }
 """Parts of Llama 3.2 Vision, whether they are trained where nothing is said, and what the parameters of each begin with:
 every fifth layer attends to the picture (``models/llama3_2_vision/_model_builders.py``, ``DeepFusionModel``)."""
+_VISION = "llama3_2_vision"
 _CHUNKED = ("LinearCrossEntropyLoss", "CEWithChunkedOutputLoss")
 _DEGREES = {
     "tensor_parallel_dim": "tensor_parallel", "context_parallel_dim": "context_parallel",
@@ -106,7 +107,9 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     if builder.startswith("qlora_") or keys.flag("model.quantize_base"):
         found.fields["quantize"] = "nf4"
         found.quantization |= {"double_quant": True, "device_map": False}
-    _read_trained(keys, found, "" if adapted else builder)
+    frozen = _read_adapted_parts(keys, found, builder) if adapted else ""
+    if not adapted:
+        _read_trained_parts(keys, found, builder)
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")
@@ -117,6 +120,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     found.fields["adapter"] = lora(
         rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora,
         targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
+        exclude=frozen,
         dtype="bf16" if keys.choice("dtype", _PRECISIONS) == "bf16" else "fp32",
     )  # fmt: skip
 
@@ -141,23 +145,28 @@ def _sized(keys: Keys, builder: str) -> dict[str, object]:
     return config
 
 
-def _read_trained(keys: Keys, found: Found, whole: str) -> None:
-    """What is trained of a model that sees; ``whole``: the builder, where it is not one of adapters."""
+def _read_trained_parts(keys: Keys, found: Found, builder: str) -> None:
+    """What is trained whole of a model that sees."""
     trained = {key: keys.take(key) for key in _PARTS}
-    if whole.startswith("llama3_2_vision"):
-        flags = {key: _PARTS[key][0] if each is None else each for key, each in trained.items()}
-        named = [_PARTS[key][1] for key, each in flags.items() if each]
-        if len(named) < len(_PARTS):
-            found.fields["freeze"] = ALL_BUT + " ".join(named)
+    if _VISION not in builder:
         return
-    for key, each in trained.items():
-        word = str(each).lower()
+    flags = {key: _PARTS[key][0] if each is None else each for key, each in trained.items()}
+    named = [_PARTS[key][1] for key, each in flags.items() if each]
+    if len(named) < len(_PARTS):
+        found.fields["freeze"] = ALL_BUT + " ".join(named)
+
+
+def _read_adapted_parts(keys: Keys, found: Found, builder: str) -> str:
+    """Modules of a model that sees that no adapter stands on: those of its frozen parts."""
+    words = {}
+    for key, (by_default, _) in _PARTS.items():
+        usual = "lora" if by_default or _VISION not in builder else "frozen"
+        words[key] = str(keys.take(key) or usual).lower()
+    for key, word in words.items():
         if word == "full":
-            found.left_out.append(f"{key} {each} (weights that are trained whole)")
-        elif word in ("frozen", "false"):
-            found.notes.append(
-                f"{key} {each}: counted as if it were trained as the rest is, an upper bound"
-            )
+            found.left_out.append(f"{key} {word} (weights that are trained whole)")
+    frozen = [_PARTS[key][1] for key, word in words.items() if word in ("frozen", "false")]
+    return f"({'|'.join(' '.join(frozen).split())}).*" if frozen else ""
 
 
 def _read_lengths(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

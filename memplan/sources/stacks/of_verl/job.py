@@ -175,10 +175,12 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
         return {"rollout": "server"}
     if engine == "hf":
         return {"rollout": "hf"}
+    if engine is None:
+        found.notes.append(f"{ROLLOUT}.name is not set: counted as hf, transformers' generate")
+        return {"rollout": "hf"}
     if engine not in _COLOCATED:
-        if engine is not None:
-            found.left_out.append(f"{ROLLOUT}.name {engine} (its share of the GPUs)")
-        return {"rollout": "server"} if engine is not None else {}
+        found.left_out.append(f"{ROLLOUT}.name {engine} (its share of the GPUs)")
+        return {"rollout": "server"}
     leaves = {(True, True): "all", (True, False): "parameters", (False, True): "optimizer-states"}
     job: dict[str, object] = {
         "rollout": engine, "gpu_memory_utilization": share, "sleep": 2 if sleeps else 0,

@@ -19,6 +19,7 @@ from memplan.sources.stacks.of_verl.places import (
     ROLLOUT,
     number,
 )
+from memplan.units import round_up
 
 LAYERS = f"{MEGATRON}.override_transformer_config"
 _DEGREES = {
@@ -121,6 +122,10 @@ def _read_stages(keys: Keys, found: Found) -> None:
         return
     if chunks > 1:
         found.fields |= {"virtual_stages": chunks, "pipeline_schedule": "interleaved-1f1b"}
+        if keys.flag(f"{ACTOR}.use_dynamic_bsz"):
+            # ``rearrange_micro_batches`` makes as many as go in rounds of a micro-batch a rank.
+            steps = number(found, "gradient_accumulation_steps")
+            found.fields["gradient_accumulation_steps"] = round_up(steps, ranks)
     layers = None if found.model is None else num_layers(found.model)
     if layers is not None and chunks == 1 and (any(ends) or any(counts_as_layer)):
         found.fields["layers_per_stage"] = stage_layers(
