@@ -185,6 +185,7 @@ def over_chunks(
     core_attn_out = written_to.pop()
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     chunks = query.shape[2]
+    inter_chunk_attn = v_new = state  # until the first chunk
     for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)

@@ -171,7 +171,14 @@ class BigBirdPegasusEncoder(NormedStack):
 class BigBirdPegasusDecoder(NormedStack, BartDecoder):
     layer_class: Callable[[ConfigReader], LayerParts] = BigBirdPegasusDecoderLayer
 
-    def forward(self, batch: int, length: int, ids: Handle, memory: Handle) -> Handle:
+    def forward(
+        self,
+        batch: int,
+        length: int,
+        ids: Handle,
+        memory: Handle,
+        attention_mask: Handle | None = None,
+    ) -> Handle:
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         position_ids = counted_positions(self.run, length) + 0
