@@ -17,6 +17,8 @@ from memplan.cli.commands import COMMANDS
 from memplan.memory.deepspeed.options import OPTION_NAMES
 from memplan.sources.stacks.presets import preset_names
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 CASES = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 
 

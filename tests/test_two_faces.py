@@ -20,6 +20,8 @@ from memplan.training.choices import Offload, ZeroStage
 from memplan.training.optimizers import Optimizer
 from memplan.training.precision import Engine, Precision
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 
 DEEPSPEED = {"gpus": 8, "engine": "deepspeed", "zero": 2, "offload": "none", "gpu": "h100"}

@@ -23,7 +23,7 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from tests.browser.chromium import find_browser
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 DESK = 1280
 WIDTHS = (400, 800, 1600)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 Run = Callable[..., Any]
 ANSWER_LINES, SCREEN_LINES, COLUMNS = 3, 25, 80
 
