@@ -156,17 +156,13 @@ def chunk_gated_delta_rule(
     new_values = solved(ut_system, v_beta)
     k_cumdecay = solved(ut_system, decayed_k_beta)
     state = zeros(run, (*query.shape[:2], query.shape[-1], new_values.shape[-1]))
-    written_to = [zeros(run, new_values.shape, new_values.strides)]
+    core_attn_out = zeros(run, new_values.shape, new_values.strides)
     query = query * cum_decay.unary(OperationKind.EXP).unsqueeze(-1)
     key = key * remaining(cum_decay).unary(OperationKind.EXP).unsqueeze(-1)
     chunk_decay = cum_decay.select(-1).unary(OperationKind.EXP).unsqueeze(-1).unsqueeze(-1)
     parts = new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay
-    core_attn_out, _frame = over_chunks(state, written_to, parts)
-    batch, heads = core_attn_out.shape[:2]
-    core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
-    core_attn_out = core_attn_out.narrow(length, 2)
-    core_attn_out = in_own_rows(core_attn_out.transpose(1, 2), dtype)
-    return core_attn_out
+    core_attn_out = over_chunks(state, core_attn_out, parts, length)
+    return in_own_rows(core_attn_out, dtype)
 
 
 def zeros(run: Run, shape: Shape, strides: Shape | None = None) -> Handle:
@@ -177,15 +173,11 @@ def zeros(run: Run, shape: Shape, strides: Shape | None = None) -> Handle:
 
 
 def over_chunks(
-    state: Handle, written_to: list[Handle], parts: tuple[Handle, ...]
-) -> tuple[Handle, tuple[Handle, ...]]:
-    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added; what has names to the
-    end beside. What is written to is handed over, since each chunk's result takes its name.
-    """
-    core_attn_out = written_to.pop()
+    state: Handle, core_attn_out: Handle, parts: tuple[Handle, ...], length: int
+) -> Handle:
+    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added."""
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
-    chunks = query.shape[2]
-    inter_chunk_attn = v_new = state  # until the first chunk
+    batch, heads, chunks = query.shape[:3]
     for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)
@@ -197,7 +189,8 @@ def over_chunks(
             # Nothing reads the last state: its graph is gone before the loop is.
             fading, keys, state, v_new = map(detached, (fading, keys, state, v_new))
         state = state * fading + matmul(keys.transpose(-1, -2), v_new)
-    return core_attn_out, (inter_chunk_attn, v_new)
+    core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
+    return core_attn_out.narrow(length, 2).transpose(1, 2)
 
 
 def in_own_rows(x: Handle, dtype: DType) -> Handle:

@@ -29,9 +29,9 @@ class Updating(Loading):
         return self.optimizer.off_gpu_bytes
 
     def make_optimizer(self) -> None:
-        """Some have their states from the beginning."""
-        trained = [parameter for parameter, _ in self.weights if is_trained(parameter)]
-        self.optimizer.construct(stepped_all(trained), of=TRAINED)
+        """Some have their states from the beginning, those of weights that no pass reads too."""
+        handed = [parameter for parameter, _ in self.weights if parameter.requires_grad]
+        self.optimizer.construct(stepped_all(handed), of=TRAINED)
 
     def optimizer_step(self, *, first: bool) -> None:
         """States in the first step; then what the optimizer makes and lets go."""

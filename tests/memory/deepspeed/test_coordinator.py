@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from memplan.memory.deepspeed.coordinator import FetchSettings
+import pytest
+
+from memplan.memory.deepspeed.coordinator import FetchSettings, Visited
 from memplan.memory.programs.deepspeed_stages.gathering import PlayedCoordinator
 from memplan.memory.replaying.ledger import Ledger
 
@@ -14,9 +16,15 @@ class Coordinator(PlayedCoordinator):
     """One with a trace, and what is alive in its ledger."""
 
     def __init__(
-        self, settings: FetchSettings, numels: Sequence[int], trace: Sequence[Sequence[int]]
+        self,
+        settings: FetchSettings,
+        numels: Sequence[int],
+        trace: Sequence[Sequence[int]],
+        *sealed: int,
     ) -> None:
-        super().__init__(settings, numels, Ledger(), stream=0, persistent=frozenset())
+        super().__init__(
+            settings, numels, Ledger(), stream=0, persistent=frozenset(), sealed=frozenset(sealed)
+        )
         self.recorded = list(trace)
         self.restart()
 
@@ -100,6 +108,25 @@ def test_what_is_needed_soon_stays() -> None:
         coordinator.release([0])
     assert 0 in near.sizes
     assert 0 not in far.sizes
+
+
+def test_a_sealed_module_is_no_way_to_another() -> None:
+    """Qwen2-MoE's embedding: of the layers up to its next use only what is not experts' counts."""
+    trace = [[0], [1], [0]]
+    coordinator = Coordinator(settings(max_reuse_distance=KIB), [KIB] * 2, trace, 1)
+    coordinator.enter()
+    coordinator.release([0])
+    assert 0 in coordinator.sizes
+
+
+@pytest.mark.parametrize(("reach", "stays"), [(2 * KIB + 1, True), (2 * KIB, False)])
+def test_a_sealed_module_is_looked_for_inside_others(reach: int, stays: bool) -> None:
+    """The whole model's own step, behind one of a layer that has two KiB in it and in its modules."""
+    trace = [Visited([0], [0]), Visited([], [1, 2]), Visited([], range(3)), Visited([0], [0])]
+    coordinator = Coordinator(settings(max_reuse_distance=reach), [KIB] * 3, trace, 0)
+    coordinator.enter()
+    coordinator.release([0])
+    assert (0 in coordinator.sizes) is stays
 
 
 def test_what_prefetch_passed_over_stays() -> None:

@@ -1,5 +1,6 @@
 """What a rank of FSDP2 holds: its shards, how they come onto the GPU, what the optimizer makes of them."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from memplan.graph.core.tensors import Parameter, allocated_bytes
@@ -209,7 +210,7 @@ class HoldingShards(ShardedProgram[UnitUse]):
     def make_optimizer(self) -> None:
         """It is made of the shards, as some have their states from the beginning (``fully_shard`` is before it)."""
         if not self.offloaded:
-            self.optimizer.construct(self._stepped_shards(), of=_SHARDS)
+            self.optimizer.construct(self._own_shards(lambda each: each.requires_grad), of=_SHARDS)
 
     def optimizer_step(self, *, first: bool) -> None:
         """States of this rank's own chunks, and what the update makes."""
@@ -221,11 +222,15 @@ class HoldingShards(ShardedProgram[UnitUse]):
         self.optimizer.step(shards, of=_SHARDS, first=first)
 
     def _stepped_shards(self) -> "list[Stepped]":
+        """Of what has a gradient."""
+        return self._own_shards(is_trained)
+
+    def _own_shards(self, wanted: Callable[[Parameter], bool]) -> "list[Stepped]":
         """This rank's own chunks, without what shards are padded with."""
         formats = self.formats
         known: dict[Parameter, Stepped] = {}
         for parameter, _ in self.weights:
-            if parameter not in known and is_trained(parameter):
+            if parameter not in known and wanted(parameter):
                 place = formats.place_of(parameter, self.place)
                 shape = own_shape(parameter, formats.degree_of(parameter), place)
                 known[parameter] = stepped(parameter, shape, formats.states_of(parameter))
