@@ -191,8 +191,10 @@ TORCHTUNES = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2816, "vocab_size": 32000,
     "max_position_embeddings": 4096,
 }  # fmt: skip
-MEASURED = {"forward": 4_263_151_832, "backward": 4_262_054_240}
-"""Requested bytes of the third step on PyTorch's CUDA build without a card: fp32 logits, ``logits_to_logprobs`` of torchtune 0.6.1."""
+MEASURED = {"forward": 4_196_043_036, "backward": 4_194_945_384}
+"""Requested bytes of the third step on PyTorch's CUDA build without a card: fp32 logits, ``logits_to_logprobs`` of torchtune 0.6.1,
+logits let go before backward as its recipes do. (An earlier script's were 64 MiB more, two cuBLAS workspaces to 68 bytes; run again
+there are two of these in all, one for each direction, as everywhere.)"""
 
 
 def test_log_probabilities_of_fp32_logits_at_once() -> None:
@@ -201,6 +203,5 @@ def test_log_probabilities_of_fp32_logits_at_once() -> None:
         engine="ddp", precision="bf16", micro_batch_size=4, seq_len=1024, optimizer="sgd", job=job
     )
     phases = memplan.estimate(TORCHTUNES, setup, gpu="h100-80gb").phases
-    # 64 MiB are missing, 8 KiB a token, and what they are was not found: the bound is what is reached, 1.58 %.
     for name, measured in MEASURED.items():
-        assert phases[name].peak_bytes == pytest.approx(measured, rel=0.016)
+        assert phases[name].peak_bytes == pytest.approx(measured, rel=0.00005)

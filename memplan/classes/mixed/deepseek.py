@@ -223,8 +223,11 @@ class MiniMaxM2TopKRouter(Router):
 
 
 def corrected(scores: Handle, *bias: Handle) -> Handle:
-    """``scores + e_score_correction_bias``: for choosing only."""
-    dtype = promote(scores.dtype, bias[0].dtype if bias else scores.run.compute)
+    """``scores + e_score_correction_bias``: for choosing only; a buffer, where it is no weight."""
+    run = scores.run
+    if not bias and not run.decomposed:
+        run.hold_buffer(scores.shape[-1], run.options.weights)
+    dtype = promote(scores.dtype, bias[0].dtype if bias else run.compute)
     return detached(scores).apart(OperationKind.ADD, *bias, dtype=dtype)
 
 

@@ -10,12 +10,11 @@ Some mixtures are one module to the engine (``Segment.sealed``): all of their pa
 together, and their gradients are reduced only when the last one is there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass, field
-from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
@@ -75,9 +74,6 @@ class FoundStops(list[SegmentStops]):
 
     delayed: frozenset[int] = frozenset()
     """Parameters whose gradients wait for others of their module."""
-    viewed: frozenset[int] = frozenset()
-    """Parameters of which a forward pass keeps a view: its storage outlives the parameter's own release, up to the
-    product's backward pass. A linear layer keeps the parameter itself (``LinearFunctionForZeroStage3``)."""
 
 
 @OF_TAPES.remembered(maxsize=64)
@@ -86,7 +82,6 @@ def find_stops(tape: Tape) -> FoundStops:
     weights = model_weights(tape)
     found = FoundStops()
     delayed: set[int] = set()
-    viewed: set[int] = set()
     for segment in tape.segments:
         writer = _Writer(segment, weights)
         found.append(SegmentStops(writer.stops(), writer.modules))
@@ -96,13 +91,7 @@ def find_stops(tape: Tape) -> FoundStops:
             for first, stride in module.delayed
             for copy in range(segment.repeat)
         }
-        if not segment.checkpointed:
-            viewed.update(
-                first + stride * copy
-                for first, stride in writer.viewed()
-                for copy in range(segment.repeat)
-            )
-    found.delayed, found.viewed = frozenset(delayed), frozenset(viewed)
+    found.delayed = frozenset(delayed)
     return found
 
 
@@ -226,14 +215,6 @@ class _Writer:
             return self.weights.owners[parameter], 0
         stride = own.stride if self.segment.num_copies > 1 else 0
         return own.first + position, stride
-
-    def viewed(self) -> Iterator[tuple[int, int]]:
-        """Experts' matrices, which a grouped product keeps turned (``_grouped_linear``), as ``Module.weights``."""
-        for each in self.segment.operations:
-            if each.kind is OperationKind.GROUPED_MM and each.inputs[0].requires_grad:
-                weight = each.inputs[1]
-                if isinstance(weight, Parameter):
-                    yield self._place(weight)
 
     def forward_stops(self, stop: int, *, cut: bool) -> dict[int, list[tuple[Act, int]]]:
         """What hooks do before each operation of a forward pass; at the end under their number.

@@ -47,8 +47,6 @@ class PlayedCoordinator(Coordinator):
         self.is_recording = False
         self.is_detaching = False
         """What is let go stays alive as long as the graph needs it."""
-        self.viewed: frozenset[int] = frozenset()
-        """Parameters that stay so whoever lets them go: the graph of this forward pass has views of them."""
         self.detached: dict[int, list[Block]] = {}
         self.second_shard: Callable[[int], Block] | None = None
         """Makes a parameter's shard of the second set; None: there is one set alone."""
@@ -153,7 +151,7 @@ class PlayedCoordinator(Coordinator):
         super().drop(weight)
         self.cut_second(weight)
         block = self.blocks.pop(weight)
-        if self.is_detaching or weight in self.viewed:
+        if self.is_detaching:
             self.detached.setdefault(weight, []).append(block)
         else:
             self.ledger.free(block)

@@ -178,7 +178,6 @@ class ShardedParametersProgram(HoldingShards):
         """The model's first hook tells the coordinator so."""
         if self.gathers and self.traces:
             self.coordinator.restart()
-        self.coordinator.viewed = self.found.viewed
         super().forward_pass()
 
     def _standing(self) -> object:
@@ -194,7 +193,6 @@ class ShardedParametersProgram(HoldingShards):
     def begin_backward(self) -> None:
         """Hooks of forward passes, run again, let go as in any other."""
         self.in_backward = True
-        self.coordinator.viewed = frozenset()
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
         """Into the bucket, or after all others of a module that is taken as a whole."""
@@ -308,7 +306,7 @@ class ShardedParametersProgram(HoldingShards):
         """A first micro-batch records in which order modules run, and lets go of each at once: where
         modules run again their graph holds what is then gathered once more, and it is played out; so it is
         where other passes than its own may be what is recorded."""
-        holds = bool(self.found.viewed) or any(each.stops.again for each in self.found)
+        holds = bool(self.viewed) or any(each.stops.again for each in self.found)
         if self.gathers and (self.company or holds):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
