@@ -51,12 +51,17 @@ PURE = "The estimation core is pure"
 SAYING = ("memplan.errors", "memplan.text")
 """Of these, what holds nothing but words."""
 UNASKED = (
-    *(f"tests/{each}" for each in ("browser", "cli", "fuzz", "live", "plugin", "published", "report", "tracing", "verify")),
-    "tests/families/test_mutated_configs.py", "tests/sources/test_file_fuzz.py",
+    *(f"tests/{each}" for each in ("browser", "cli", "fuzz", "live", "plugin", "published", "report", "sources", "tracing", "verify")),
+    "tests/families/test_mutated_configs.py",
 )  # fmt: skip
-"""Tests that begin processes, read words, need other packages, or are content with what does not break: they would only be slower."""
-ASKED = ("tests/test_every_field.py", "tests/test_one_answer.py")
-"""Tests of no room that look at the core."""
+"""Tests that begin processes, read words or files, need other packages, or are content with what does not break: they would
+only be slower."""
+ASKED = (
+    "tests/sources/test_registry.py",
+    "tests/sources/test_requests.py",
+    "tests/test_one_answer.py",
+)
+"""Of these, and of tests of no room, what looks at the core."""
 PRELOADED = ("rich.console", "rich.table", "typer.main", "yaml")
 """What every process would import anew otherwise."""
 SEEN = "keep in this folder which tests run what, for the next time"
@@ -551,6 +556,8 @@ class Trial:
             if os.WEXITSTATUS(status) != FAILED:
                 return BROKEN
             name = self.found.read_text("utf-8")
+            if name == names[0]:  # nothing ran before it
+                return FAILED
             _, alone = os.waitpid(self.start([name], tests), 0)
             if alone != 0:
                 return FAILED

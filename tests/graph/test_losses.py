@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.losses.tasks import liger_chunk_rows
 from memplan.graph.model import record_model
@@ -198,3 +199,22 @@ def test_of_how_many_tokens_there_are_logits(
     )
     last = [each for each in record_model(model, options).segments if each.operations][-1]
     assert last.operations[-1].outputs[0].numel == 3 * rows * 500
+
+
+@pytest.mark.parametrize(
+    ("autocast", "dtype"), [(None, DType.BF16), (DType.BF16, DType.FP32)], ids=["as is", "autocast"]
+)
+def test_entropies_are_computed_as_autocast_has_log_softmax(
+    autocast: DType | None, dtype: DType
+) -> None:
+    """128 rows at a time (TRL, trainer/utils.py, ``entropy_from_logits``); autocast's list has ``log_softmax`` in fp32."""
+    model = load_model({"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 512})
+    options = TapeOptions(
+        seq_len=257, batch_size=2, objective=Objective.POLICY_GRADIENT, compute=DType.BF16,
+        autocast=autocast,
+    )  # fmt: skip
+    tape = record_model(model, options)
+    found = (each for segment in tape.segments for each in segment.operations)
+    entropy = next(each for each in found if each.kind is OperationKind.ENTROPY)
+    assert entropy.forward_scratch == (128 * 512 * dtype.num_bytes,) * 3
+    assert [(each.numel, each.dtype) for each in entropy.outputs] == [(2 * 256, dtype)]
