@@ -41,9 +41,10 @@ def compile_tape(tape: Tape) -> None:
     """Compile what the options say: every layer, or every segment as a part of one graph."""
     scope = tape.options.compile
     if scope is Compilation.LAYER:
+        shares = tape.options.tensor_parallel is not None
         for segment in tape.segments:
             if segment.is_layer:
-                _compile(segment, Place.ALONE)
+                _compile(segment, Place.ALONE, keeps_codes=shares)
         return
     place = Place.FIRST
     returned = frozenset(tensor.storage for tensor in tape.returned)
@@ -79,6 +80,7 @@ def _compile(
     *,
     returned: frozenset[Storage] = frozenset(),
     keeps_input: bool = True,
+    keeps_codes: bool = False,
 ) -> None:
     """Give the segment's operations what they keep, write and hand back once they are compiled.
 
@@ -87,7 +89,9 @@ def _compile(
     """
     if not segment.operations:
         return
-    region = _Region(segment, place, returned=returned, keeps_input=keeps_input)
+    region = _Region(
+        segment, place, returned=returned, keeps_input=keeps_input, keeps_codes=keeps_codes
+    )
     kept = region.minimum_cut()
     segment.compiled = Compilation.LAYER if place is Place.ALONE else Compilation.MODEL
     _Rewriting(region, kept).run()
@@ -186,9 +190,17 @@ class _Region:
     """The dataflow of a segment."""
 
     def __init__(
-        self, segment: Segment, place: Place, *, returned: frozenset[Storage], keeps_input: bool
+        self,
+        segment: Segment,
+        place: Place,
+        *,
+        returned: frozenset[Storage],
+        keeps_input: bool,
+        keeps_codes: bool,
     ) -> None:
         self.segment = segment
+        self.keeps_codes = keeps_codes
+        """Codes have scales of all ranks together: they are not made again."""
         self.place = place
         self.returned = returned
         self.values: list[_Value] = []
@@ -248,6 +260,7 @@ class _Region:
             value.is_fusible = kind not in UNFUSIBLE_KINDS
             value.is_banned = is_random or kind in UNFUSIBLE_KINDS or self._is_far(operation)
             value.is_banned |= tensor.storage in self.returned
+            value.is_banned |= self.keeps_codes and value.is_codes
             made.append(value)
         key = self._cast_key(operation, read)
         if key is not None and made:

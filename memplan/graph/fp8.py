@@ -179,8 +179,10 @@ def _compiled_product(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
 
     Codes lie by row where they are made and by column where backward multiplies them, and the copy
     can be fused with what makes them: nothing narrow is kept (the graphs that torch 2.13 cuts for a
-    Llama layer keep neither codes nor what they are made of).
+    Llama layer keep neither codes nor what they are made of). Where ranks share the layer a scale is
+    all ranks' together, and codes are kept with it, of weights too: they are made behind a collective.
     """
+    shared = t.options.tensor_parallel is not None
     rows = x.numel // weight.shape[-1]
     narrow_x = x if is_narrow(x) else t.cast(x, DType.FP8)
     narrow_weight = t.cast(weight, DType.FP8)
@@ -194,7 +196,7 @@ def _compiled_product(t: Tape, x: Tensor, weight: Parameter) -> Tensor:
     backward.drop(*operands, gradient)
     t.record(
         OperationKind.LINEAR, (x, weight, narrow_x, narrow_weight), (out,),
-        saves=(narrow_x, weight),
+        saves=(narrow_x, narrow_weight if shared else weight),
         gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE, Gradient.NONE), in_python=True,
         flops=2 * rows * weight.numel,
         backward_scratch_bytes=backward.blocks,

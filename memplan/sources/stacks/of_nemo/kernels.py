@@ -78,7 +78,7 @@ def read_kernels(keys: Keys, found: Found) -> None:
         found.fields["attention"] = None
         found.notes.append(
             "AutoModel's own class runs attention with sinks in a kernel; transformers' class, which is counted, "
-            "has eager alone"
+            "has eager alone: the figures are upper bounds"
         )
     elif found.fields["attention"] in _PACKAGE and model_type(found.model) in WITHOUT_FLASH:
         found.fields["attention"] = None
