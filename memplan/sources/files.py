@@ -21,6 +21,7 @@ from memplan.sources.shell_flags import (
     overrides_of,
     sections_of,
 )
+from memplan.sources.skypilot import script_of
 from memplan.text import shortened, shown
 from memplan.units import MIB
 
@@ -76,8 +77,8 @@ _PYTHON = ".py"
 
 
 def read_mapping(path: str | Path) -> dict[str, object]:
-    """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``), a shell script's flags (``.sh``) or a JSON
-    file (any other suffix).
+    """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``), a shell script's flags (``.sh``, or what
+    a SkyPilot task runs) or a JSON file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
     or holds anything but a mapping with text as keys, each given once, and finite numbers.
@@ -96,7 +97,9 @@ def read_mapping(path: str | Path) -> dict[str, object]:
         )
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
-    return _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
+    values = _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")
+    script = script_of(values)
+    return values if script is None else _read_script(script, Path(path), label=label)
 
 
 def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
@@ -125,12 +128,11 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
         return {name.replace("-", "_"): value for name, value in found.items()}
     if named is None:
         return _check_mapping(over, label=label, kind="keys and values")
-    name = Path(named).name
-    own = _beside(path, f"{named}.yaml") or _beside(path, f"{name}.yaml")
-    if own is not None:
-        over = laid_over(read_mapping(own), over)
-    else:
-        over = {"defaults": [name, "_self_"], **over}
+    *folders, name = named.split("/")
+    tails = ("/".join([*folders[at:], f"{name}.yaml"]) for at in range(len(folders) + 1))
+    own = next((each for tail in tails if (each := _beside(path, tail)) is not None), None)
+    base = {"defaults": [name, "_self_"]} if own is None else read_mapping(own)
+    over = laid_over(base, over)
     return _check_mapping(over, label=label, kind="keys and values")
 
 

@@ -564,6 +564,21 @@ def test_a_script_s_configuration_is_where_it_says_of_a_folder_above(tmp_path: P
     assert read_setup_file(script).setup.num_gpus == 8
 
 
+def test_a_task_of_skypilot_is_the_script_that_it_runs(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "own.yaml").write_text("actor_rollout_ref: {model: {path: gpt2}}\n")
+    task = tmp_path / "examples" / "task.yaml"
+    task.parent.mkdir()
+    task.write_text(
+        "resources: {accelerators: 'H100:4'}\nnum_nodes: 2\nenvs: {PLACE: clone/config}\nrun: |\n"
+        "  GPUS=$SKYPILOT_NUM_GPUS_PER_NODE\n"
+        '  python -m verl.trainer.main_ppo --config-path="$(pwd)/$PLACE" --config-name own \\\n'
+        "    trainer.n_gpus_per_node=$GPUS trainer.nnodes=$SKYPILOT_NUM_NODES\n"
+    )
+    found = read_setup_file(task)
+    assert (found.model, found.setup.num_gpus, found.setup.nodes) == ("gpt2", 8, 2)
+
+
 def test_verl_has_as_many_micro_batches_as_interleaved_stages_run_in_rounds() -> None:
     actor = {
         "strategy": "megatron", "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 4096, "ppo_mini_batch_size": 100,

@@ -82,6 +82,7 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     _read_kernels(keys, found)
     _read_optimizer(keys, found)
     _read_towers(keys, found)
+    _note_halves(keys, found, half=half)
     _read_lengths(keys, found, given)
     if keys.on("fp8"):
         found.fields["fp8"] = keys.choice("fp8_backend", _FP8)
@@ -131,6 +132,21 @@ def _read_tuning(keys: Keys, found: Found, *, half: bool) -> None:
     else:
         keys.refuse("finetuning_type", f"{kind!r:.40} is not modelled; the nearest that is: lora")
     _read_quantization(keys, found)
+
+
+def _note_halves(keys: Keys, found: Found, *, half: bool) -> None:
+    """``model/adapter.py`` casts to fp32 what is trained alone, where nothing shards it."""
+    whole = not (keys.has("deepspeed") or keys.has("fsdp") or half)
+    if (
+        whole
+        and keys.take("bf16") is True
+        and found.fields.get("freeze")
+        and "adapter" not in found.fields
+    ):
+        found.notes.append(
+            "what is not trained stays in bf16, and is counted in fp32 as the rest is: the figures are upper "
+            "bounds"
+        )
 
 
 def _targets(keys: Keys) -> tuple[str, ...] | str:
