@@ -169,7 +169,7 @@ class Space:
         try:
             if variant.engine is Engine.MEGATRON and base.layers_per_stage is None:
                 fields["layers_per_stage"] = self._uneven(split)
-            return replace(base, **fields)
+            return replace(base, **fields)  # type: ignore[arg-type]
         except SetupError as error:
             self.refused[str(error)] = None
             return None
