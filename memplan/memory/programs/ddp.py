@@ -8,6 +8,7 @@ which gradients come is known, the buckets are made again, before the second for
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from memplan.dtypes import DType
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING, Parameter, allocated_bytes
@@ -66,24 +67,25 @@ class DdpProgram(Program):
         """The model; its parameters sent in pieces; one bucket for all gradients."""
         super().load()
         self._broadcast()
-        trained = [gradient_bytes(weight[0]) for weight in self.weights if is_trained(weight[0])]
-        if self._keeps_first_buckets:
-            pieces = coalesced(trained, self.options.bucket_caps)
-        else:
-            pieces = [trained]
+        handed = [parameter for parameter, _ in self.weights if parameter.requires_grad]
+        sizes = [gradient_bytes(each) for each in handed]
+        keeps = self._keeps_first_buckets
+        pieces = coalesced(sizes, self.options.bucket_caps) if keeps else [sizes]
+        come = map(is_trained, handed)  # a bucket has room for those that never do
+        lengths = [sum(islice(come, len(piece))) for piece in pieces]
         # The last parameters' gradients come first.
-        self._make_buckets(pieces[::-1])
+        self._make_buckets(pieces[::-1], lengths[::-1])
 
     @property
     def _keeps_first_buckets(self) -> bool:
         """Buckets have their caps at once, and stay, where the order of gradients may change."""
         return self.options.find_unused_parameters and not self.options.static_graph
 
-    def _make_buckets(self, pieces: list[list[int]]) -> None:
+    def _make_buckets(self, pieces: list[list[int]], lengths: list[int]) -> None:
         self.buckets = [
             self.ledger.allocate(allocated(sum(piece)), 0, _BUFFERS, _BUCKET) for piece in pieces
         ]
-        self.lengths = [len(piece) for piece in pieces]
+        self.lengths = [length for length in lengths if length]
 
     def _broadcast(self) -> None:
         """Its parameters, and the buffers behind them."""
@@ -140,7 +142,8 @@ class DdpProgram(Program):
         for block in self.buckets:
             self.ledger.free(block)
         sizes = [gradient_bytes(parameter) for parameter, _ in self.arrived]
-        self._make_buckets(coalesced(sizes, self.options.bucket_caps))
+        pieces = coalesced(sizes, self.options.bucket_caps)
+        self._make_buckets(pieces, [len(piece) for piece in pieces])
         self.rebuilt = True
 
     def gradient_ready(self, weight: Weight, block: Block) -> None:
