@@ -110,4 +110,6 @@ def test_what_is_passed_over_shows_nothing_new(count: int, monkeypatch: pytest.M
                 answers.append((rank_account(given), visits))
         assert answers[0] == answers[1], given.setup
     accounts._outlined.cache_clear()
-    assert 0.1 < skipped[True] / skipped[False] < 1
+    # Forward turns of mixtures that are not run again are all played: each layer's gathered experts stay until backward,
+    # so that none begins as the one before did.
+    assert 0.09 < skipped[True] / skipped[False] < 1
