@@ -140,7 +140,10 @@ class Finder(ast.NodeVisitor):
         if not refuses:
             self.change(node.test, ast.UnaryOp(ast.Not(), node.test))
             self.visit(node.test)
-        for each in (*node.body, *node.orelse):
+        # What stands before a refusal in its block makes its words.
+        for each in (
+            node.orelse if isinstance(node.body[-1], ast.Raise) else (*node.body, *node.orelse)
+        ):
             self.visit(each)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:

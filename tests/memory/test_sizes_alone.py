@@ -16,21 +16,26 @@ from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Operation
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.graph.counts import total_parameters
 from memplan.graph.model import record_model
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
 from memplan.sources.models import load_model
+from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
+from memplan.training.choices_of_kernels.kernels import LossKernel
 from memplan.training.setup import TrainingSetup
 from tests.memory.test_features_on_both_ledgers import JOBS
 from tests.memory.test_megatron import DEEPSEEK, LLAMA
 from tests.memory.test_orders import DATA as ORDERS
 from tests.memory.test_tally import ENGINES, MODELS
 
-LOSSES = ("fused_linear", "cut", "chunked", "trl", "torchtune", "flash_attn")
+LOSSES = [each.value for each in LossKernel]
+ADAPTER = {"lora": {"rank": 4, "targets": ["q_proj", "o_proj"]}}
 WAYS: dict[str, dict[str, Any]] = {
     **{each: {"job": each} for each in JOBS},
-    **{each: {"loss": each} for each in LOSSES},
+    **{each: {"loss": each} for each in LOSSES if "tiled" not in each},
+    **{each: {"loss": each, "precision": "bf16"} for each in LOSSES if "tiled" in each},
     **{each: {"kernels": each} for each in ("liger", "unsloth", "torchtitan", "megatron")},
     "layers compiled": {"compile": "layer"},
     "pieces compiled": {"compile": "layer", "loss": "torchtune", "micro_batch_size": 2},
@@ -42,7 +47,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "quantize": "nf4",
     },
     "prompt": {"adapter": {"prompt": 8}},
-    "fp8": {"fp8": "te-delayed"},
+    **{each.value: {"fp8": each.value} for each in Fp8Recipe},
+    **{each: {"quantize": each, "adapter": ADAPTER} for each in ("nf4", "int8", "gptq", "awq")},
     "evaluation": {"evaluation": "4:batches_kept=3"},
     "fp32": {"precision": "fp32", "dropout": 0.1},
 }
@@ -243,5 +249,6 @@ def test_ranks_are_a_size(
     one, other = given_for(config, few), given_for(config, {**few, **more})
     check_same_program(one, other, blocks=not name.startswith(BY_PLACE))
     check_conserved(other.tape)
+    assert total_parameters(one.tape) == total_parameters(other.tape)
     if "ring" not in name:
         check_multiples(other.tape, one.tape, (1, 2))
