@@ -31,6 +31,7 @@ from memplan.search.planning.space import losses
 from memplan.search.planning.speed import bubble_share, setup_speed
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.choices import Offload, ZeroStage
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 from memplan.training.splitting.parallelism import PipelineSchedule
@@ -232,3 +233,35 @@ def test_what_split_models_send_counts() -> None:
     assert speed(expert_parallel=8) > 0
     assert speed(expert_parallel=64) > speed(expert_parallel=8)  # beyond the node
     assert speed(tensor_parallel=8) > speed(tensor_parallel=2) > 0
+
+
+@pytest.mark.parametrize("gpus_per_node", [8, 4])
+def test_candidates_that_are_made_full_are_what_filling_in_makes_of_them(gpus_per_node: int) -> None:
+    goal = Goal(num_gpus=8, gpus_per_node=gpus_per_node)
+    space, loss = Planner(MODEL, goal, H100).space, losses(goal)[0]
+    degrees = [Degrees(tensor=2), Degrees(pipeline=2), Degrees(context=2, pipeline=2)]
+    plain = list(space.candidates(8, degrees, loss))
+    full = list(space.candidates(8, degrees, loss, is_full=True))
+    assert len(plain) > 20
+    resolved = [each.setup.resolve(MODEL.context_length) for each in plain]
+    assert [each.setup for each in full] == resolved
+    assert all(each.setup.resolve(MODEL.context_length) is each.setup for each in full)
+
+
+def test_whether_nodes_hold_what_is_offloaded_is_asked_on_the_fewest_gpus_alone() -> None:
+    """Where weights alone are beyond the card: with more GPUs a node holds no more."""
+    model = load_model("llama-3.1-70b")
+    goal = Goal(num_gpus=(8, 16, 32), zero_stages=(ZeroStage.GRADIENTS,))
+    planner = Planner(model, goal, H100)
+    asked: list[int] = []
+    ask = planner.sizing._ask
+
+    def counted(setup: TrainingSetup, size: int) -> Estimate:
+        asked.extend([setup.num_gpus] * (setup.offload_optimizer is Offload.CPU))
+        return ask(setup, size)
+
+    planner.sizing._ask = counted  # type: ignore[method-assign]
+    found = planner.run()
+    assert asked == [8]
+    offloaded = [each for each in found.shortfalls if each.setup.offload_optimizer is Offload.CPU]
+    assert {each.setup.num_gpus for each in offloaded} == {8, 16, 32}
