@@ -153,7 +153,7 @@ class Space:
         steps = base.gradient_accumulation_steps
         if split.pipeline > 1 and steps == 1:
             steps = MICRO_BATCHES_OF_A_STAGE * split.pipeline
-        fields = {
+        fields: dict[str, object] = {
             **where._asdict(),
             "engine": variant.engine,
             "zero_stage": variant.zero_stage,
