@@ -236,7 +236,9 @@ def test_what_split_models_send_counts() -> None:
 
 
 @pytest.mark.parametrize("gpus_per_node", [8, 4])
-def test_candidates_that_are_made_full_are_what_filling_in_makes_of_them(gpus_per_node: int) -> None:
+def test_candidates_that_are_made_full_are_what_filling_in_makes_of_them(
+    gpus_per_node: int,
+) -> None:
     goal = Goal(num_gpus=8, gpus_per_node=gpus_per_node)
     space, loss = Planner(MODEL, goal, H100).space, losses(goal)[0]
     degrees = [Degrees(tensor=2), Degrees(pipeline=2), Degrees(context=2, pipeline=2)]
