@@ -3,7 +3,7 @@
 (transformers 5.23, modeling_*.py of models/qwen2_vl, qwen3_vl, qwen3_vl_moe, glm4v, glm4v_moe, glm_ocr, glm_image, paddleocr_vl)
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from memplan.classes.glm import Glm4DecoderLayer, Glm4Model, GlmAttention
@@ -20,7 +20,12 @@ from memplan.classes.llama import (
     RowsAttention,
 )
 from memplan.classes.mixed.deepseek import Glm4MoeModel
-from memplan.classes.mixed.mixtures import Qwen3MoeModel
+from memplan.classes.mixed.mixtures import (
+    MixtureBlock,
+    Qwen3MoeDecoderLayer,
+    Qwen3MoeModel,
+    Qwen3MoeSparseMoeBlock,
+)
 from memplan.classes.pictures.base import begin
 from memplan.families.nesting import same_class
 from memplan.graph.modules.functional import copy_at, rows_of
@@ -96,8 +101,16 @@ class Qwen3VLTextModel(DeepstackModel, Qwen3Model):
     pass
 
 
+class Qwen3VLMoeTextSparseMoeBlock(Qwen3MoeSparseMoeBlock):
+    sealed = False
+
+
+class Qwen3VLMoeTextDecoderLayer(Qwen3MoeDecoderLayer):
+    block_class: Callable[[ConfigReader], MixtureBlock] = Qwen3VLMoeTextSparseMoeBlock
+
+
 class Qwen3VLMoeTextModel(DeepstackModel, Qwen3MoeModel):
-    pass
+    layer_class: type[LlamaDecoderLayer] = Qwen3VLMoeTextDecoderLayer
 
 
 class GlmImageTextAttention(HeadsFirstAttention, GlmAttention):

@@ -374,12 +374,14 @@ class Qwen3NextDecoderLayer(HybridLayer):
         return Qwen3NextGatedDeltaNet(config)
 
     def network(self, config: ConfigReader, kind: LayerKind) -> Module:
-        return Qwen2MoeSparseMoeBlock(config) if kind.sparse else GatedMLP(config)
+        return Qwen3NextSparseMoeBlock(config) if kind.sparse else GatedMLP(config)
 
 
-class Qwen35MoeSparseMoeBlock(Qwen2MoeSparseMoeBlock):
+class Qwen3NextSparseMoeBlock(Qwen2MoeSparseMoeBlock):
     sealed = False
 
+
+class Qwen35MoeSparseMoeBlock(Qwen3NextSparseMoeBlock):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.gate.norm_topk_prob = True

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from memplan.estimator import estimate
+from memplan.estimator.job import prepared
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -30,3 +31,18 @@ def test_experts_are_held_until_their_products_backward_pass() -> None:
     phases = estimate(model, TrainingSetup(**SETUP), gpu, rank=0).phases
     for name, measured in REQUESTED.items():
         assert phases[name].peak_bytes == pytest.approx(measured, rel=1e-5)
+
+
+@pytest.mark.parametrize(("model_type", "is_whole"), [("qwen3_moe", True), ("qwen3_next", False)])
+def test_which_mixtures_are_taken_as_a_whole(model_type: str, *, is_whole: bool) -> None:
+    """Three classes alone, by their full names (DeepSpeed 0.19.8, runtime/zero/leaf_module_config.py): of Qwen3-Next
+    PyTorch's CUDA build gathers experts, gate and shared expert each by itself."""
+    config = {
+        "model_type": model_type, "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "vocab_size": 1000, "num_key_value_heads": 2,
+    }  # fmt: skip
+    setup = TrainingSetup(engine="ddp", seq_len=64)  # type: ignore[arg-type]
+    tape = prepared(
+        load_model(config, "causal-lm"), setup.resolve(4096, has_bf16=True), None
+    ).rank_input.tape
+    assert any(segment.sealed for segment in tape.segments) is is_whole
