@@ -62,8 +62,8 @@ def viewed_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     )
     if held_bytes:
         yield (
-            f"Experts' weights stay gathered from forward to backward, {format_gib(held_bytes)} at the turn: stage 3 lets "
-            "them go, but the graph keeps a view of each. Checkpointing keeps none"
+            f"Experts' weights stay gathered from forward to backward ({format_gib(held_bytes)}): the graph keeps a view of "
+            "each, checkpointing none"
         )
 
 

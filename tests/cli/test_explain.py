@@ -22,7 +22,7 @@ def test_the_verdict_and_the_fix_come_first(run: Run) -> None:
 
 
 @pytest.mark.parametrize("job", [
-    JOB, ("explain", "t5-3b"), ("explain", "mixtral-8x7b", "--gpus", "8", "--zero", "3"),
+    JOB, ("explain", "t5-3b"), ("explain", "mixtral-8x7b", "--gpus", "8", "--zero", "3", "--checkpointing", "full"),
     ("explain", "llama-3.1-8b", "--gpus", "8", "--engine", "fsdp", "--lora", "8"),
 ])  # fmt: skip
 @pytest.mark.parametrize("width", [80, 200])

@@ -149,7 +149,7 @@ JOBS = (
     Job(question="cards of 48 GB or more", command="gpus 48GB", answer=r"^\d+ cards with 48GB or more", words=("a40-48gb", "a100-sxm4-80gb")),
     Job(question="the last layers alone", command="estimate llama-3.1-8b --gpu 4090 --freeze embeddings,layers.0-29",
         answer=rf"^RTX4090  does not fit +{NEEDS}", words=("961.56M trained", "to fit: --")),
-    Job(question="experts over two nodes", command="estimate mixtral-8x7b --gpus 16 --gpu a100 --zero 3",
+    Job(question="experts over two nodes", command="estimate mixtral-8x7b --gpus 16 --gpu a100 --zero 3 --checkpointing full",
         answer=rf"^A100-80  fits with ZeRO-3 +{NEEDS}", words=("on 2 nodes",)),
     Job(question="QLoRA as others say it", command="estimate llama-3.2-1b --gpu rtx3060 --qlora --gradient-checkpointing",
         answer=rf"^RTX3060  fits +{NEEDS}", words=("LoRA 16", "checkpointing full")),

@@ -33,7 +33,7 @@ def test_every_distinct_rank_is_a_row(run: Run) -> None:
 
 
 def test_a_row_says_where_loading_decides(run: Run) -> None:
-    job = ("estimate", "mixtral-8x7b", "--gpus", "16", "--gpu", "h100")
+    job = ("estimate", "mixtral-8x7b", "--gpus", "16", "--gpu", "h100", "--checkpointing", "full")
     assert "load" not in run(*job).stdout.replace("offload", "").replace("loads under", "")
     own = (*job, "--engine", "deepspeed", "--zero", "3", "--engine-option", "zero_init=false")
     assert len(re.findall(r" 8[67]\.\d\d  load ", run(*own).stdout)) == 3
@@ -44,7 +44,7 @@ def test_a_row_says_where_loading_decides(run: Run) -> None:
 def test_a_single_setup_says_where_loading_decides(run: Run, tmp_path: Path) -> None:
     setup = tmp_path / "setup.yaml"
     setup.write_text(
-        "num_gpus: 16\nengine: deepspeed\nzero_stage: 3\nengine_options:\n  zero_init: false\n"
+        "num_gpus: 16\nengine: deepspeed\nzero_stage: 3\ncheckpointing: full\nengine_options:\n  zero_init: false\n"
     )
     shown = run("estimate", "mixtral-8x7b", "--setup", str(setup), "--gpu", "h100")
     assert re.search(
@@ -55,7 +55,7 @@ def test_a_single_setup_says_where_loading_decides(run: Run, tmp_path: Path) -> 
 
 def test_a_sweep_says_so_too(run: Run) -> None:
     job = (
-        "sweep", "mixtral-8x7b", "--gpus", "16", "--gpu", "h100", "--zero", "3",
+        "sweep", "mixtral-8x7b", "--gpus", "16", "--gpu", "h100", "--zero", "3", "--checkpointing", "full",
         "--engine-option", "zero_init=false",
     )  # fmt: skip
     assert re.search(r"ZeRO-3 +87\.0 OOM [\d.]+-[\d.]+ load", run(*job).stdout)

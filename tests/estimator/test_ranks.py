@@ -149,7 +149,7 @@ def test_ranks_that_only_measure_their_gradients_are_few_kinds() -> None:
     assert len(rank_kinds(measured)) == 2
 
 
-MIXTRAL: dict[str, Any] = {"num_gpus": 16, "zero_stage": 3}
+MIXTRAL: dict[str, Any] = {"num_gpus": 16, "zero_stage": 3, "checkpointing": "full"}
 
 
 def test_stage_3_loads_under_zero_init_unless_it_is_told_not_to() -> None:
