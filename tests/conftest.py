@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -16,9 +15,6 @@ from hypothesis.internal.entropy import deterministic_PRNG
 
 from tests.batches import one_batch
 from tests.forgetting import forget_everything
-
-if TYPE_CHECKING:
-    from memplan.memory.replaying.replay import OnCard
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -124,12 +120,15 @@ def reference_dir() -> Path:
 
 @pytest.fixture
 def no_least_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much less memory would do as well is not looked for: of tests that a command is read and answered."""
+    """How much less memory would do as well is not looked for: of tests that a command is read and answered.
 
-    def as_reserved(on_card: "OnCard", *, caution: int) -> int:  # noqa: ARG001
-        return on_card(None).reserved_bytes
+    Nothing of it is kept in a run, which is remembered and answers other tests.
+    """
+    from memplan.memory.required import PlayedRun
 
-    monkeypatch.setattr("memplan.memory.replaying.replay.floor_bytes", as_reserved)
+    monkeypatch.setattr(
+        PlayedRun, "required_bytes", property(lambda played: played.peaks.reserved_bytes)
+    )
 
 
 @pytest.fixture
