@@ -278,7 +278,9 @@ def test_a_choice_of_tokens_goes_from_stage_to_stage(at: tuple[int, str]) -> Non
     )  # fmt: skip
     found = memplan.estimate(CHOOSING, setup, gpu="h100", rank=rank)
     peaks = {each.name: each.peak_bytes for each in found.account.phases}
-    assert max(peaks["forward"], peaks["backward"]) == pytest.approx(CARRIED[at], rel=0.003)
+    # Of the first rank that checkpoints nothing 2.1 MB are missing, and what they are was not found.
+    within = 0.003 if at == (0, "none") else 5e-5
+    assert max(peaks["forward"], peaks["backward"]) == pytest.approx(CARRIED[at], rel=within)
 
 
 def test_another_runtime_carries_no_choice() -> None:

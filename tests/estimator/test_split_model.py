@@ -372,7 +372,9 @@ def test_what_is_gathered_in_8_bits(
     setup = TrainingSetup(**SHARED, seq_len=seq_len, checkpointing=checkpointing)
     found = memplan.estimate(config, setup, gpu="h100")
     peaks = {each.name: each.peak_bytes for each in found.account.phases}
-    assert peaks["forward"] == pytest.approx(forward, rel=0.0035)
+    # Without checkpointing the narrow layers are 4.3 MB fuller in forward than the run, and why was not found.
+    within = 0.0035 if (seq_len, checkpointing) == (4096, "none") else 1e-4
+    assert peaks["forward"] == pytest.approx(forward, rel=within)
     assert backward <= 1.0003 * peaks["backward"] <= 1.0095 * backward
 
 

@@ -136,6 +136,8 @@ class BartDecoder(BartStack):
         memory: Handle,
         attention_mask: Handle | None = None,
     ) -> Handle:
+        """The mask is never handed in, as in the class: an argument's name, which a frame lets go of before those of its
+        other names."""
         self.run.enter(self.name)
         inputs_embeds = self.embed_tokens((batch, length), ids)
         position_ids = counted_positions(self.run, length) + 0 if self.counts else None
