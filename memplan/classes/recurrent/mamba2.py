@@ -113,7 +113,8 @@ class Mamba2Mixer(Mixer):
         states = self.conv1d(states, sizes.activation)
         states = states.transpose(1, 2)
         states, keys, queries = states.split(sizes.inner, groups, groups)
-        scan_output = self.scan(
+        # Of the two names the first is let go of first.
+        scan_output = scan_result = self.scan(
             states.view(batch, length, sizes.heads, -1), time_step, rate,
             keys.view(batch, length, sizes.groups, -1), queries.view(batch, length, sizes.groups, -1),
         )  # fmt: skip
@@ -149,8 +150,10 @@ class Mamba2Mixer(Mixer):
         states, rate, keys, queries = (
             in_chunks(each, filled, chunk) for each in (states, rate, keys, queries)
         )
-        rate = rate.permute(0, 3, 1, 2)
-        output = chunk_scan(states, rate, keys, queries, residual)
+        given = [residual, queries, keys, rate.permute(0, 3, 1, 2), states]
+        # One function in transformers, which lets go of these before what is found of them.
+        del residual, queries, keys, rate, states
+        output = chunk_scan(given.pop(), given.pop(), given.pop(), given.pop(), given.pop())
         return output.narrow(length, 1) if filled > length else output
 
 

@@ -316,11 +316,14 @@ class ZambaMambaDecoderLayer(DecoderLayer):
     def forward(
         self,
         x: Handle,
-        original: Handle,  # noqa: ARG002
+        original: Handle,
         tables: Tables,  # noqa: ARG002
-        mask: Handle | None,  # noqa: ARG002
+        mask: Handle | None,
         added: Handle | None = None,
     ) -> Handle:
+        for each in (original, mask):  # which a checkpoint keeps, read or not
+            if each is not None:
+                self.run.be_handed(each.record)
         residual = x
         x = x if added is None else x + added
         x = self.input_layernorm(x)

@@ -29,9 +29,11 @@ def einsum(equation: str, one: Handle, two: Handle) -> Handle:
     left, right = (one, first), (two, second)
     if rows and columns and result.index(rows[-1]) > result.index(columns[0]):
         left, right, rows, columns = right, left, columns, rows
-    made = multiplied(
-        grouped(*left, (batch, rows, summed)), grouped(*right, (batch, summed, columns))
-    )
+    factor = grouped(*left, (batch, rows, summed))
+    other = grouped(*right, (batch, summed, columns))
+    made = multiplied(factor, other)
+    del other  # C++ lets go of what it made last first
+    del factor
     order = [*batch, *rows, *columns]
     made = made.view(*(sizes[each] for each in order))
     return made.permute(*(order.index(each) for each in result))
