@@ -311,11 +311,9 @@ def _furthest_changes(
     yield from offloading(least)
     if setup.num_gpus > 1:
         yield from split
-    yield from more_gpus(setup)
     *_, sharded_most = (setup, *more_sharding(setup))
-    yield from more_gpus(sharded_most)
     *_, widest = (least, *more_sharding(least))
-    yield from more_gpus(widest)
+    yield from more_gpus(setup, sharded_most, widest)
     yield from every_engine(setup)
     yield from every_engine(single)
     yield from every_engine(least)

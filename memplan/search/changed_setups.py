@@ -188,12 +188,21 @@ def offloading(setup: TrainingSetup) -> Iterator[TrainingSetup]:
             yield from all_offloaded(sharded)
 
 
-def more_gpus(setup: TrainingSetup) -> Iterator[TrainingSetup]:
-    """Twice as many GPUs, and so on: only sharding makes them help."""
-    alone = setup.chosen_engine is Engine.DDP
-    for wider in possible(under_fsdp, setup) if alone else (setup,):
-        for num_gpus in doublings(setup.num_gpus):
-            yield from possible(replace, wider, num_gpus=num_gpus, num_nodes=None)
+def more_gpus(*setups: TrainingSetup) -> Iterator[TrainingSetup]:
+    """Twice as many GPUs, and so on: only sharding makes them help.
+
+    Of the same number the first of the setups comes first: GPUs are dearer than what the others give up.
+    """
+    sharded = [
+        each
+        for setup in setups
+        for each in (
+            possible(under_fsdp, setup) if setup.chosen_engine is Engine.DDP else (setup,)
+        )
+    ]
+    for num_gpus in doublings(setups[0].num_gpus):
+        for each in sharded:
+            yield from possible(replace, each, num_gpus=num_gpus, num_nodes=None)
 
 
 def doublings(num_gpus: int) -> Iterator[int]:

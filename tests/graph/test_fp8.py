@@ -76,6 +76,18 @@ def test_transformer_engine_keeps_codes_in_place_of_inputs() -> None:
     assert held(narrow) - held(plain) == expected
 
 
+@pytest.mark.parametrize("recipe", ["torchao-tensorwise", "torchao-rowwise"])
+def test_codes_are_multiplied_as_often_as_what_they_stand_for(recipe: str) -> None:
+    def flops(**settings: Any) -> int:
+        found = answer(WIDE, precision="bf16", seq_len=512, **settings)
+        tape, _ = record_and_walk(found.model, tape_options(found.setup, found.gpu))
+        return sum(
+            each.flops * segment.repeat for segment in tape.segments for each in segment.operations
+        )
+
+    assert flops(fp8=recipe) == flops()
+
+
 def test_fsdp2_casts_weights_again_and_gathers_codes_where_asked() -> None:
     wide = {"num_gpus": 8, "engine": "fsdp", "seq_len": 512}
     plain = answer(WIDE, **wide, fp8="torchao-tensorwise")

@@ -86,6 +86,15 @@ def test_what_nothing_helps_says_how_much_is_missing() -> None:
     assert "no change" in advice_text(advice)
 
 
+def test_of_what_more_gpus_do_the_fewest_are_advised() -> None:
+    """Without checkpointing it takes far more of them (256 of these): whoever has one would not ask for so many."""
+    spec = load_model("mistral-7b")
+    advice = advise(spec, estimate(spec, TrainingSetup(), load_gpu("4090")))
+    assert advice.better is not None
+    found = advice.better.setup
+    assert (found.num_gpus, found.checkpointing) == (8, Recomputation.FULL)
+
+
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
     spec, card = load_model("gpt2-xl"), load_gpu("a100-40gb")
     setup = TrainingSetup(num_gpus=8, zero_stage=2, micro_batch_size=32, seq_len=512)

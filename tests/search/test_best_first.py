@@ -186,6 +186,9 @@ def test_degrees_are_divisors_and_layers_are_split_inside_a_node() -> None:
         pytest.param({"pipeline": (32,)}, "32 stages are more than the 16 layers", id="stages"),
         pytest.param({"expert": (8,)}, "no experts", id="experts"),
         pytest.param({"tensor": (4,), "pipeline": (4,)}, "= 4 x 4 x 1 = 16", id="product"),
+        pytest.param(
+            {"virtual": (3,), "pipeline": (4,)}, "3 stages .* do not divide", id="virtual"
+        ),
     ],
 )
 def test_degrees_that_cannot_be_are_refused_with_the_arithmetic(
@@ -195,6 +198,10 @@ def test_degrees_that_cannot_be_are_refused_with_the_arithmetic(
 
     with pytest.raises(SetupError, match=message):
         check_degrees(AskedDegrees(**asked), (8,), SIZES, MODEL.name)
+
+
+def test_virtual_stages_that_divide_the_layers_are_taken() -> None:
+    check_degrees(AskedDegrees(virtual=(2,), pipeline=(4,)), (8,), SIZES, MODEL.name)
 
 
 def test_who_splits_how() -> None:

@@ -7,9 +7,12 @@ import pytest
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate
+from memplan.graph.core.options import TapeOptions
+from memplan.graph.stages import stage_options
 from memplan.sources.models import load_model
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.setup import TrainingSetup
+from memplan.training.splitting.parallelism import StagePlace
 
 DEPTH = 16
 
@@ -85,3 +88,23 @@ def test_no_framework_can_be_told(run: Callable[..., Any]) -> None:
     done = run("estimate", "llama-3.2-1b", "--checkpointing", "8", "--emit", "training-args")
     assert done.exit_code != 0
     assert "layers.0-7" in done.stderr
+
+
+def test_a_share_of_a_pipelines_layers_is_of_the_models_first_ones() -> None:
+    place = StagePlace(is_first=True, is_last=True)
+
+    def within(share: float, layers: range) -> object:
+        options = TapeOptions(checkpointed_layers=share)
+        found = stage_options(options, num_layers=8, layers=layers, place=place)
+        return found.checkpointed_layers
+
+    assert within(0.5, range(4)) == 1.0
+    assert within(0.5, range(4, 8)) == 0.0
+    assert within(0.75, range(4, 8)) == CheckpointedLayers(((0, 1),))
+    assert [within(share, range(4, 8)) for share in (0.0, 1.0)] == [0.0, 1.0]
+
+
+def test_layers_of_a_tower_are_counted_too() -> None:
+    setup = TrainingSetup(checkpointing="11-12")  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="has 12 layers, counted from 0"):
+        estimate(load_model({"model_type": "vit"}), setup)

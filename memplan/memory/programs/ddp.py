@@ -210,8 +210,8 @@ def coalesced(sizes: list[int], caps: Sequence[int]) -> list[list[int]]:
     ``caps`` are those of the first pieces; the last one is also that of all further ones
     (``compute_bucket_assignment_by_size``).
 
-    >>> coalesced([5, 5, 5], [4, 10])
-    [[5], [5, 5]]
+    >>> coalesced([5, 9, 1, 5], [4, 10])
+    [[5], [9, 1], [5]]
     """
     pieces: list[list[int]] = []
     piece: list[int] = []
