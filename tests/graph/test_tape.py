@@ -73,6 +73,20 @@ def test_an_operation_says_whether_it_keeps_a_weight() -> None:
     assert found == [(True, True), (True, True), (True, True), (False, False)]
 
 
+def test_under_autocast_a_layer_norm_keeps_copies_of_half_weights() -> None:
+    """As two recorded runs have them: the bias is cast first, then the weight, then the input."""
+    t = Tape(TapeOptions(autocast=DType.BF16, weights=DType.BF16, compute=DType.BF16))
+    t.begin("expression")
+    x = t.tensor(64, DType.BF16, requires_grad=True)
+    layer_norm(t, x, "norm", 8)
+    *casts, norm = t.segment.operations
+    given = [each.inputs[0] for each in casts]
+    assert [getattr(each, "name", "") for each in given] == ["norm.bias", "norm.weight", ""]
+    copies = [each.outputs[0] for each in casts]
+    assert list(norm.inputs) == copies[::-1]
+    assert {each.storage for each in copies} <= set(norm.saved)
+
+
 def test_a_layer_norm_keeps_its_weight() -> None:
     t = Tape(TapeOptions())
     t.begin("expression")
