@@ -63,7 +63,9 @@ def _norm(
 
 
 def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
-    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, which keeps x and a number per row."""
+    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, in fp32 under autocast, which keeps x and a number per row."""
+    if t.autocast is not None:
+        x = t.cast(x, DType.FP32)
     if t.decomposed:
         return t.cast(_normalized(t, x, width)[0], x.dtype)
     out, statistic = t.tensor(x.numel, x.dtype), t.tensor(x.numel // width, DType.FP32)
