@@ -92,7 +92,10 @@ def test_under_autocast_a_norm_without_weight_is_in_fp32() -> None:
     t.begin("expression")
     made = norm_weightless(t, t.tensor(64, DType.BF16, requires_grad=True), 8)
     assert made.dtype is DType.FP32
-    assert [each.kind for each in t.segment.operations] == [OperationKind.TO, OperationKind.RMS_NORM]
+    assert [each.kind for each in t.segment.operations] == [
+        OperationKind.TO,
+        OperationKind.RMS_NORM,
+    ]
 
 
 def test_a_layer_norm_keeps_its_weight() -> None:
