@@ -7,7 +7,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
-from memplan.graph.operations.norms import layer_norm
+from memplan.graph.operations.norms import layer_norm, norm_weightless
 from memplan.graph.operations.products import linear
 from memplan.memory.step import StepWalk
 from memplan.units import GIB
@@ -71,6 +71,31 @@ def test_an_operation_says_whether_it_keeps_a_weight() -> None:
     linear(t, leaf(t, 64, requires_grad=False), "neither", 8, 8)
     found = [(each.keeps_weight, each.keeps) for each in t.segment.operations]
     assert found == [(True, True), (True, True), (True, True), (False, False)]
+
+
+def test_under_autocast_a_layer_norm_keeps_copies_of_half_weights() -> None:
+    """As two recorded runs have them: the bias is cast first, then the weight, then the input."""
+    t = Tape(TapeOptions(autocast=DType.BF16, weights=DType.BF16, compute=DType.BF16))
+    t.begin("expression")
+    x = t.tensor(64, DType.BF16, requires_grad=True)
+    layer_norm(t, x, "norm", 8)
+    *casts, norm = t.segment.operations
+    given = [each.inputs[0] for each in casts]
+    assert [getattr(each, "name", "") for each in given] == ["norm.bias", "norm.weight", ""]
+    copies = [each.outputs[0] for each in casts]
+    assert list(norm.inputs) == copies[::-1]
+    assert {each.storage for each in copies} <= set(norm.saved)
+
+
+def test_under_autocast_a_norm_without_weight_is_in_fp32() -> None:
+    t = Tape(TapeOptions(autocast=DType.BF16))
+    t.begin("expression")
+    made = norm_weightless(t, t.tensor(64, DType.BF16, requires_grad=True), 8)
+    assert made.dtype is DType.FP32
+    assert [each.kind for each in t.segment.operations] == [
+        OperationKind.TO,
+        OperationKind.RMS_NORM,
+    ]
 
 
 def test_a_layer_norm_keeps_its_weight() -> None:

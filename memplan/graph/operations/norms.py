@@ -63,7 +63,9 @@ def _norm(
 
 
 def norm_weightless(t: Tape, x: Tensor, width: int) -> Tensor:
-    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, which keeps x and a number per row."""
+    """``torch.nn.RMSNorm`` without a weight: one kernel on CUDA, in fp32 under autocast, which keeps x and a number per row."""
+    if t.autocast is not None:
+        x = t.cast(x, DType.FP32)
     if t.decomposed:
         return t.cast(_normalized(t, x, width)[0], x.dtype)
     out, statistic = t.tensor(x.numel, x.dtype), t.tensor(x.numel // width, DType.FP32)
@@ -99,11 +101,14 @@ def native_layer_norm(
     *,
     strided: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.layer_norm``: in fp32 under autocast.
+    """``torch.nn.functional.layer_norm``: in fp32 under autocast, which casts the last of its arguments first.
 
-    What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
+    Its copies of half weights are no others' (only those to a lower format are cached), and backward keeps them. What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
-    full = t.cast(x, DType.FP32) if t.autocast is not None else x
+    full = x
+    if t.autocast is not None:
+        weights = tuple(t.cast(each, DType.FP32) for each in reversed(weights))[::-1]
+        full = t.cast(x, DType.FP32)
     out = layer_norm_kernel(t, full, width, weights, strided=strided)
     t.touch(x)
     return out
