@@ -395,11 +395,14 @@ class Planner:
             if each is None:
                 return ranked
             if id(each.estimate) in self.finder.open:
-                self._settle(each)
+                calm = self._calm_at_once(each)
+                if calm is None:
+                    self._settle(each)
+                else:
+                    self.found[_place(self.found, each)] = calm
                 continue
             looked_at.add(id(each.estimate))
             if each.flushes or not each.estimate.flushes_every_step:
-                _ = each.estimate.required_bytes  # which is told, while its run is at hand
                 continue
             calm = None if self._wants_largest else self._calmer(each)
             looked_at.add(id((calm or each).estimate))
@@ -450,6 +453,30 @@ class Planner:
         if best is None or not self.sizing.fits(self.sizing.estimate(setup, best)):
             return None
         return self.finder.planned(each, self.sizing.estimate(setup, best))
+
+    def _calm_at_once(self, each: PlannedSetup) -> PlannedSetup | None:
+        """The same of one that is open, without asking for the largest that fits, which would flush; None: it takes that.
+
+        A first look at a size is one replay, and whether every larger card is enough too is thirty: of sizes that flush
+        in every step that need not be known, as a calm one is told in their place.
+        """
+        setup, largest = each.setup, each.setup.micro_batch_size
+        if self._wants_largest or setup.pipeline_parallel > 1:
+            return None
+        sizes = self.sizing.sizes_of(setup) or range(1, largest + 1)
+        best = largest_of(sizes, lambda size: self._is_calm(self.sizing.estimate(setup, size)))
+        if best is None:
+            return None
+        answer = self.sizing.estimate(setup, best)
+        node = self.sizing.node_bytes(answer)
+        if not self.sizing.fits(answer) or (node is not None and answer.host_bytes > node):
+            return None
+        return self.finder.planned(each, answer)
+
+    def _is_calm(self, answer: Estimate) -> bool:
+        """Whether a first look says that it fits, and flushes nothing in every step."""
+        may_fit = answer.may_fit_within(self.sizing.limit_bytes)
+        return may_fit and not answer.flushes_every_step
 
     def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
         """Another setup in the place of one that fits, with its own largest micro-batch."""
