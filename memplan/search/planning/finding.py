@@ -88,14 +88,15 @@ class Finder:
 
     def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
         """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
-        if self.sizing.stretches or self.goal.global_batch_size is not None:
-            return None
-        if self._is_too_large(candidate):
+        if self.sizing.stretches or self._is_too_large(candidate):
             return None
         most = self.sizing.most_allocated(candidate, first)
         if most is None:
             return None
-        found = self.planned(candidate, self.sizing.estimate(candidate.setup, most))
+        answer = self.sizing.estimate(candidate.setup, most)
+        if self.sizing.is_short_of_ram(answer):
+            return None
+        found = self.planned(candidate, answer)
         self.open[id(found.estimate)] = candidate
         return found
 
@@ -173,9 +174,9 @@ class Finder:
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self.sizing.node_bytes(answer)
-        if node is None or answer.host_bytes <= node:
+        if not self.sizing.is_short_of_ram(answer):
             return False
+        node = self.sizing.node_bytes(answer)
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
 

@@ -461,15 +461,16 @@ class Planner:
         in every step that need not be known, as a calm one is told in their place.
         """
         setup, largest = each.setup, each.setup.micro_batch_size
-        if self._wants_largest or setup.pipeline_parallel > 1:
+        if self._wants_largest or setup.pipeline_parallel > 1 or self._is_calm(each.estimate):
             return None
-        sizes = self.sizing.sizes_of(setup) or range(1, largest + 1)
+        sizes = [
+            size for size in self.sizing.sizes_of(setup) or range(1, largest) if size < largest
+        ]
         best = largest_of(sizes, lambda size: self._is_calm(self.sizing.estimate(setup, size)))
         if best is None:
             return None
         answer = self.sizing.estimate(setup, best)
-        node = self.sizing.node_bytes(answer)
-        if not self.sizing.fits(answer) or (node is not None and answer.host_bytes > node):
+        if not self.sizing.fits(answer) or self.sizing.is_short_of_ram(answer):
             return None
         return self.finder.planned(each, answer)
 
