@@ -74,8 +74,10 @@ class Sizing:
         """The setup with a micro-batch of that size."""
         return sized(setup, size, self.goal.global_batch_size)
 
-    def _limit(self) -> int:
+    def _limit(self, candidate: Candidate) -> int:
         """The largest size to look at."""
+        if candidate.most is not None:
+            return candidate.most
         if self.goal.objective is Objective.LAYERS:
             return most(self.model, Quantity.LAYERS)
         if self.goal.objective is Objective.SEQ_LEN:
@@ -107,7 +109,7 @@ class Sizing:
             return self._of_global_batch(setup, partial(self._size_fits, setup))
         key = likeness(candidate)
         search = self._search(setup)
-        best = search.run(first=first or self._last.get(key, 1), limit=self._limit())
+        best = search.run(first=first or self._last.get(key, 1), limit=self._limit(candidate))
         self._last[key] = max(best, 1)
         return best or None
 
@@ -118,7 +120,7 @@ class Sizing:
             return self._of_global_batch(setup, partial(self._size_is_allocated, setup))
         key = likeness(candidate)
         most_fitting = self._search(setup).most(
-            first=first or self._last.get(key, 1), limit=self._limit()
+            first=first or self._last.get(key, 1), limit=self._limit(candidate)
         )
         self._last[key] = max(most_fitting, 1)
         return most_fitting or None
