@@ -46,6 +46,8 @@ SPLIT_SETUPS = 3
 """Ways to split a model over so many GPUs that are told where no degrees are named."""
 LEAN_TRIED = 3
 """Of the best setups, so many are looked at with leaner kernels too."""
+CALM_LOOKED_AT = 4
+"""Of the sizes that there is room for by what they allocate, so many of the largest are looked at for one that is calm."""
 HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
@@ -261,7 +263,7 @@ class Planner:
         known, reasons = len(self.finder.failed), dict(self.refused)
         found = self.best_first.search(
             candidates,
-            self.finder.opened,
+            self.finder.opened if asked else self.finder.opened_to_settle,
             self._borne_out,
             self.sizing.sizes_of,
             room_bytes=self.sizing.room_bytes(num_gpus),
@@ -304,9 +306,7 @@ class Planner:
         candidate = self.finder.open.get(id(each.estimate))
         if candidate is None:
             return True
-        smallest = self.sizing.estimate(candidate.setup, 1)
-        is_free = self.sizing.node_bytes(smallest) is None
-        return is_free and smallest.surely_fits_within(self.sizing.limit_bytes)
+        return self.finder.surely_fits_some(candidate)
 
     def _try_smallest(self) -> None:
         """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
@@ -461,12 +461,16 @@ class Planner:
         in every step that need not be known, as a calm one is told in their place.
         """
         setup, largest = each.setup, each.setup.micro_batch_size
-        if self._wants_largest or setup.pipeline_parallel > 1 or self._is_calm(each.estimate):
+        if self._wants_largest or setup.pipeline_parallel > 1:
             return None
         sizes = [
-            size for size in self.sizing.sizes_of(setup) or range(1, largest) if size < largest
+            size
+            for size in self.sizing.sizes_of(setup) or range(1, largest + 1)
+            if size <= largest
         ]
-        best = largest_of(sizes, lambda size: self._is_calm(self.sizing.estimate(setup, size)))
+        if any(map(partial(self._is_calm, setup), reversed(sizes[-CALM_LOOKED_AT:]))):
+            return None  # the largest that fits may be calm itself
+        best = largest_of(sizes, partial(self._is_calm, setup))
         if best is None:
             return None
         answer = self.sizing.estimate(setup, best)
@@ -474,8 +478,9 @@ class Planner:
             return None
         return self.finder.planned(each, answer)
 
-    def _is_calm(self, answer: Estimate) -> bool:
-        """Whether a first look says that it fits, and flushes nothing in every step."""
+    def _is_calm(self, setup: TrainingSetup, size: int) -> bool:
+        """Whether a first look says that a size fits, and flushes nothing in every step."""
+        answer = self.sizing.estimate(setup, size)
         may_fit = answer.may_fit_within(self.sizing.limit_bytes)
         return may_fit and not answer.flushes_every_step
 
