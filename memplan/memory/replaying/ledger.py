@@ -76,6 +76,35 @@ def cycle_of(
     return Cycle(before, start)
 
 
+def step_again(
+    ledger: "Ledger", found: "Mapping[int, Block]", left: "Mapping[int, Block]"
+) -> "list[Block] | None":
+    """Write a step's events down as those of the one before; what is then left. None: that one frees something else.
+
+    ``found`` is what that one found, ``left`` what it left in its place.
+
+    >>> ledger = Ledger()
+    >>> ledger.events += [512, 1024, ~0, 512]
+    >>> ledger.steps += [0, 1, 4]
+    >>> step_again(ledger, {7: 0}, {7: 3}), ledger.events[4:]
+    ([6], [1024, -4, 512])
+    """
+    before, start = ledger.steps[-2:]
+    moved = {~block: ~left[key] for key, block in found.items()}
+    further = start - before
+    try:
+        ledger.events += [
+            event if event >= 0 else event - further if ~event >= before else moved[event]
+            for event in ledger.events[before:start]
+        ]
+    except KeyError:
+        return None
+    streams = ledger.streams
+    own = [(number, stream) for number, stream in streams.items() if number >= before]
+    streams.update((number + further, stream) for number, stream in own)
+    return [block + further if block >= before else block for block in left.values()]
+
+
 FIRST_STAND_IN = 1 << 62
 """From here on an event's bytes are the number of a size (``memplan.memory.shapes``): no block is as large."""
 

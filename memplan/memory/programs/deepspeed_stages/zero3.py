@@ -8,6 +8,7 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from typing import NamedTuple
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -26,7 +27,7 @@ from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.programs.deepspeed_stages.gathering import MOST_COMPARED
 from memplan.memory.programs.deepspeed_stages.holding import REDUCE_STREAM, SHARDS, HoldingShards
 from memplan.memory.programs.weights import Weight
-from memplan.memory.replaying.ledger import Block, Ledger, Part
+from memplan.memory.replaying.ledger import Block, Ledger, Part, step_again
 from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
 from memplan.training.splitting.exchange import ExchangeKind
@@ -35,7 +36,24 @@ _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERE
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
 _NORM = "a gradient in fp32, for its norm"
+_NORM_KEPT = -1
+"""Stands among the numbers of parameters for the norm that is kept."""
 _OVERFLOW = "flags that look for overflow"
+
+
+class _Stood(NamedTuple):
+    """What a step finds."""
+
+    sizes: dict[int, int]
+    blocks: dict[int, Block]
+    """Of what stays gathered, and of the norm that the step before left."""
+    num_recorded: int
+    """Modules of the trace."""
+
+    def is_like(self, other: "_Stood") -> bool:
+        """Whether it is the same but for which blocks these are."""
+        mine, others = (self.sizes, [*self.blocks]), (other.sizes, [*other.blocks])
+        return mine == others and self.num_recorded == other.num_recorded
 
 
 class ShardedParametersProgram(HoldingShards):
@@ -73,6 +91,8 @@ class ShardedParametersProgram(HoldingShards):
         self.in_backward = False
         self.begun: object = None
         """What stood when the present micro-batch began, or the one before it."""
+        self.stood: _Stood | None = None
+        """What stood when the step before began; None: that does not tell it."""
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -163,6 +183,34 @@ class ShardedParametersProgram(HoldingShards):
         own, copies = weights.segments[segment.index], weights.copies[segment.index]
         stride = own.stride if copies > 1 else 0
         return Layers(own.first, stride, copies, copy)
+
+    # -- a step that is as the one before --------------------------------------------------------
+
+    def run_step(self, step: int) -> None:
+        """One step. The third finds the trace that the second found, and what stays gathered; it is that one again."""
+        before, self.stood = self.stood, self._stands()
+        if before is not None and self.stood is not None and before.is_like(self.stood):
+            again = step_again(self.ledger, before.blocks, self.stood.blocks)
+            if again is not None:
+                left = dict(zip(self.stood.blocks, again, strict=True))
+                self.norm = left.pop(_NORM_KEPT, None)
+                self.coordinator.blocks = left
+                return
+        super().run_step(step)
+
+    def _stands(self) -> "_Stood | None":
+        """All that a step depends on from the second one on; None where something else may take part."""
+        coordinator = self.coordinator
+        is_idle = not (coordinator.handles or coordinator.detached or coordinator.second)
+        is_told = self.gathers and self.traces and self.company is None and self.ledger.repeats
+        if not (is_told and is_idle and coordinator.recorded) or any(
+            self.playback.workspaces.values()
+        ):
+            return None
+        blocks = dict(coordinator.blocks)
+        if self.norm is not None:
+            blocks[_NORM_KEPT] = self.norm
+        return _Stood(dict(coordinator.sizes), blocks, len(coordinator.recorded))
 
     # -- a micro-batch ---------------------------------------------------------------------------
 
