@@ -46,8 +46,6 @@ SPLIT_SETUPS = 3
 """Ways to split a model over so many GPUs that are told where no degrees are named."""
 LEAN_TRIED = 3
 """Of the best setups, so many are looked at with leaner kernels too."""
-CALM_LOOKED_AT = 4
-"""Of the sizes that there is room for by what they allocate, so many of the largest are looked at for one that is calm."""
 HOPELESS = 2
 """How many times a card's memory states alone take where no estimate is made of what else they do."""
 
@@ -395,11 +393,7 @@ class Planner:
             if each is None:
                 return ranked
             if id(each.estimate) in self.finder.open:
-                calm = self._calm_at_once(each)
-                if calm is None:
-                    self._settle(each)
-                else:
-                    self.found[_place(self.found, each)] = calm
+                self._settle(each)
                 continue
             looked_at.add(id(each.estimate))
             if each.flushes or not each.estimate.flushes_every_step:
@@ -453,36 +447,6 @@ class Planner:
         if best is None or not self.sizing.fits(self.sizing.estimate(setup, best)):
             return None
         return self.finder.planned(each, self.sizing.estimate(setup, best))
-
-    def _calm_at_once(self, each: PlannedSetup) -> PlannedSetup | None:
-        """The same of one that is open, without asking for the largest that fits, which would flush; None: it takes that.
-
-        A first look at a size is one replay, and whether every larger card is enough too is thirty: of sizes that flush
-        in every step that need not be known, as a calm one is told in their place.
-        """
-        setup, largest = each.setup, each.setup.micro_batch_size
-        if self._wants_largest or setup.pipeline_parallel > 1:
-            return None
-        sizes = [
-            size
-            for size in self.sizing.sizes_of(setup) or range(1, largest + 1)
-            if size <= largest
-        ]
-        if any(map(partial(self._is_calm, setup), reversed(sizes[-CALM_LOOKED_AT:]))):
-            return None  # the largest that fits may be calm itself
-        best = largest_of(sizes, partial(self._is_calm, setup))
-        if best is None:
-            return None
-        answer = self.sizing.estimate(setup, best)
-        if not self.sizing.fits(answer) or self.sizing.is_short_of_ram(answer):
-            return None
-        return self.finder.planned(each, answer)
-
-    def _is_calm(self, setup: TrainingSetup, size: int) -> bool:
-        """Whether a first look says that a size fits, and flushes nothing in every step."""
-        answer = self.sizing.estimate(setup, size)
-        may_fit = answer.may_fit_within(self.sizing.limit_bytes)
-        return may_fit and not answer.flushes_every_step
 
     def _found(self, each: PlannedSetup, setup: TrainingSetup) -> PlannedSetup | None:
         """Another setup in the place of one that fits, with its own largest micro-batch."""
