@@ -84,7 +84,8 @@ class PipelineProgram:
             return None
         if not (self.ledger.repeats and self.runtime.holds_nothing):
             return None
-        from memplan.memory.programs.pipeline_again import PassesAgain  # only where it is played out
+        # Only where it is played out.
+        from memplan.memory.programs.pipeline_again import PassesAgain
 
         told = {
             group for number, group in enumerate(self.plan.groups) if number not in self.plan.played

@@ -36,9 +36,7 @@ class _Way(NamedTuple):
     def parked(self, blocks: list[Block]) -> Parked:
         """One that is parked so, with these blocks."""
         left = iter(blocks)
-        frames = {
-            name: dict(zip(keys, left, strict=False)) for name, keys in self.frames.items()
-        }
+        frames = {name: dict(zip(keys, left, strict=False)) for name, keys in self.frames.items()}
         shared = dict(zip(self.shared, left, strict=True))
         return frames, self.inputs, shared, dict(self.keepers), self.output  # type: ignore[return-value]
 
