@@ -12,6 +12,7 @@ from typing import NamedTuple
 from memplan.graph.core.tensors import Storage
 from memplan.memory.forward_playback import Name, Place, Sources
 from memplan.memory.playback import Parked, Playback
+from memplan.memory.programs.contracts import Player
 from memplan.memory.repetition import Act, ActKind, Left, Notes, Script
 from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.training.splitting.schedules import Pass, PassKind
@@ -43,8 +44,9 @@ class _Way(NamedTuple):
 
 def _blocks(parked: Parked) -> list[Block]:
     """What a parked micro-batch holds, in an order that is the same for all of one way."""
-    frames, _, shared, *_ = parked
-    return [block for frame in (*frames.values(), shared) for block in frame.values()]
+    frames, _, shared, _, _ = parked
+    held = [block for frame in frames.values() for block in frame.values()]
+    return [*held, *shared.values()]
 
 
 class _Parked(NamedTuple):
@@ -66,8 +68,9 @@ class PassesAgain:
         self._parked: dict[tuple[int, int], _Parked] = {}
         """By stage and micro-batch, what was written so."""
 
-    def write(self, group: int, each: Pass, playback: Playback) -> bool:
+    def write(self, group: int, each: Pass, playback: Player) -> bool:
         """Write a pass down as the one of its group was played; False: it has to be played."""
+        assert isinstance(playback, Playback)
         found = self._scripts.get(group)
         if found is None:
             return False
@@ -86,8 +89,9 @@ class PassesAgain:
         found = self._parked.pop((each.stage, each.micro_batch), None)
         return _blocks(playback.parked.pop(each.micro_batch)) if found is None else found.blocks
 
-    def play(self, group: int, each: Pass, playback: Playback, run: Callable[[], None]) -> None:
+    def play(self, group: int, each: Pass, playback: Player, run: Callable[[], None]) -> None:
         """Have a pass played, and keep how."""
+        assert isinstance(playback, Playback)
         found = self._parked.pop((each.stage, each.micro_batch), None)
         if found is not None:
             playback.parked[each.micro_batch] = found.way.parked(found.blocks)
