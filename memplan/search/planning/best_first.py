@@ -121,15 +121,10 @@ class BestFirst:
                     heappush(queue, closer)
             else:
                 looked_at += 1
-                found = find(self._limited(head), head.size)
+                found = find(head.candidate, head.size)
                 if found is not None:
                     heappush(queue, self._estimated(head, found))
         return accepted
-
-    def _limited(self, head: _Open) -> Candidate:
-        """The candidate, of which larger sizes need not be asked for; those of a global batch are few."""
-        is_most = self.goal.global_batch_size is None
-        return replace(head.candidate, most=head.size) if is_most else head.candidate
 
     def _opened(
         self, candidate: Candidate, number: int, sizes: Sizes, room_bytes: int

@@ -188,7 +188,7 @@ class Finder:
         """The same with kernels that never have all logits."""
         for setup in lean_kernels(self.model, candidate.setup, self.gpu):
             try:
-                found = self.opened_alone(replace(candidate, setup=setup, most=None), 1)
+                found = self.opened_alone(replace(candidate, setup=setup), 1)
             except SetupError:
                 continue
             if found is not None:

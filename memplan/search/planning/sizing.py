@@ -74,10 +74,8 @@ class Sizing:
         """The setup with a micro-batch of that size."""
         return sized(setup, size, self.goal.global_batch_size)
 
-    def _limit(self, candidate: Candidate) -> int:
+    def _limit(self) -> int:
         """The largest size to look at."""
-        if candidate.most is not None:
-            return candidate.most
         if self.goal.objective is Objective.LAYERS:
             return most(self.model, Quantity.LAYERS)
         if self.goal.objective is Objective.SEQ_LEN:
@@ -109,7 +107,7 @@ class Sizing:
             return self._of_global_batch(setup, partial(self._size_fits, setup))
         key = likeness(candidate)
         search = self._search(setup)
-        best = search.run(first=first or self._last.get(key, 1), limit=self._limit(candidate))
+        best = search.run(first=first or self._last.get(key, 1), limit=self._limit())
         self._last[key] = max(best, 1)
         return best or None
 
@@ -120,7 +118,7 @@ class Sizing:
             return self._of_global_batch(setup, partial(self._size_is_allocated, setup))
         key = likeness(candidate)
         most_fitting = self._search(setup).most(
-            first=first or self._last.get(key, 1), limit=self._limit(candidate)
+            first=first or self._last.get(key, 1), limit=self._limit()
         )
         self._last[key] = max(most_fitting, 1)
         return most_fitting or None

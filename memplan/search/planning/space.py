@@ -30,8 +30,6 @@ class Candidate:
     """Its variant's place among the ways to train; smaller is simpler."""
     tier: int
     """0 with fp32 optimizer states; 1 without."""
-    most: int | None = None
-    """The largest micro-batch that bounds allow, where they were looked at."""
 
     @property
     def way(self) -> tuple[object, ...]:
