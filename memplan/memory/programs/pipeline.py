@@ -201,9 +201,12 @@ class PipelineProgram:
             self._run(each, step)
             return
         group, playback = self.plan.groups[number], self.programs[each.stage].playback
-        is_told = number not in self.plan.played
-        if not (is_told and again.write(group, each, playback)):
+        if number in self.plan.played or not again.knows(group):
             again.play(group, each, playback, partial(self._run, each, step))
+            return
+        is_forward = each.kind is PassKind.FORWARD
+        self.ledger.enter(Part.FORWARD if is_forward else Part.BACKWARD, step)
+        again.write(group, each, playback)
 
     def _run(self, each: Pass, step: int) -> None:
         program, runtime = self.programs[each.stage], self.runtime

@@ -68,13 +68,14 @@ class PassesAgain:
         self._parked: dict[tuple[int, int], _Parked] = {}
         """By stage and micro-batch, what was written so."""
 
-    def write(self, group: int, each: Pass, playback: Player) -> bool:
-        """Write a pass down as the one of its group was played; False: it has to be played."""
+    def knows(self, group: int) -> bool:
+        """Whether passes of a group may be written as the one that was played."""
+        return group in self._scripts
+
+    def write(self, group: int, each: Pass, playback: Player) -> None:
+        """Write a pass down so."""
         assert isinstance(playback, Playback)
-        found = self._scripts.get(group)
-        if found is None:
-            return False
-        script, way = found
+        script, way = self._scripts[group]
         given = [] if each.kind is PassKind.FORWARD else self._taken(each, playback)
         there = script.begun(given)
         for stretch in script.stretches:
@@ -82,7 +83,6 @@ class PassesAgain:
         if way is not None:
             left = [block for _, block in script.frame(there)]
             self._parked[each.stage, each.micro_batch] = _Parked(way, left)
-        return True
 
     def _taken(self, each: Pass, playback: Playback) -> list[Block]:
         """What its micro-batch holds, which goes with it."""
