@@ -18,6 +18,7 @@ from tests.memory.test_tally import MODELS
 
 SETTINGS: tuple[dict[str, Any], ...] = (
     {"gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 5},
     {"checkpointing": "full"},
     {"checkpointing": "selective", "gradient_accumulation_steps": 2},
     {"offload_activations": "streamed"},

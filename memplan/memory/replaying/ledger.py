@@ -76,33 +76,39 @@ def cycle_of(
     return Cycle(before, start)
 
 
-def step_again(
-    ledger: "Ledger", found: "Mapping[int, Block]", left: "Mapping[int, Block]"
-) -> "list[Block] | None":
-    """Write a step's events down as those of the one before; what is then left. None: that one frees something else.
-
-    ``found`` is what that one found, ``left`` what it left in its place.
+def may_be_written_again(ledger: "Ledger", span: range, moved: "Mapping[Block, Block]") -> bool:
+    """Whether events free nothing but what they make, and what has something in its place now.
 
     >>> ledger = Ledger()
     >>> ledger.events += [512, 1024, ~0, 512]
-    >>> ledger.steps += [0, 1, 4]
-    >>> step_again(ledger, {7: 0}, {7: 3}), ledger.events[4:]
-    ([6], [1024, -4, 512])
+    >>> [may_be_written_again(ledger, range(1, 4), moved) for moved in ({0: 3}, {})]
+    [True, False]
     """
-    before, start = ledger.steps[-2:]
-    moved = {~block: ~left[key] for key, block in found.items()}
-    further = start - before
-    try:
-        ledger.events += [
-            event if event >= 0 else event - further if ~event >= before else moved[event]
-            for event in ledger.events[before:start]
-        ]
-    except KeyError:
-        return None
-    streams = ledger.streams
-    own = [(number, stream) for number, stream in streams.items() if number >= before]
-    streams.update((number + further, stream) for number, stream in own)
-    return [block + further if block >= before else block for block in left.values()]
+    events = ledger.events[span.start : span.stop]
+    return all(~event in moved for event in events if event < 0 and ~event < span.start)
+
+
+def write_again(
+    ledger: "Ledger", span: range, start: Block, moved: "Mapping[Block, Block]"
+) -> None:
+    """Write events down once more.
+
+    Blocks from ``start`` on are made again as well; ``moved`` are earlier ones, by what is in their place now.
+
+    >>> ledger = Ledger()
+    >>> ledger.events += [512, 1024, ~0, 512]
+    >>> write_again(ledger, range(1, 4), 1, {0: 3})
+    >>> ledger.events[4:]
+    [1024, -4, 512]
+    """
+    events, streams = ledger.events, ledger.streams
+    further = len(events) - span.start
+    freed = {~block: ~other for block, other in moved.items()}
+    events += [
+        event if event >= 0 else event - further if ~event >= start else freed[event]
+        for event in events[span.start : span.stop]
+    ]
+    streams.update({each + further: streams[each] for each in span if each in streams})
 
 
 FIRST_STAND_IN = 1 << 62
