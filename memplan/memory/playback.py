@@ -18,7 +18,7 @@ from memplan.memory.replaying.ledger import Block, Ledger
 from memplan.memory.stops import Cut, Engine, backward_cuts, pieces
 from memplan.memory.walks.walk import WORKSPACE
 
-_Parked = tuple[
+Parked = tuple[
     dict[Name, Frame],
     dict[Name, Sources],
     dict[Tensor, Block],
@@ -41,7 +41,7 @@ class Playback(ForwardPlayback):
         workspace_bytes: int,
     ) -> None:
         super().__init__(tape, passes, ledger, engine, workspace_bytes=workspace_bytes)
-        self.parked: dict[int, _Parked] = {}
+        self.parked: dict[int, Parked] = {}
         """Micro-batches whose backward pass is to come."""
         self.flow_is_view = False
         """The gradient on its way down is a view of what a formula returned."""

@@ -19,6 +19,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "pipeline": {
         "engine": "fsdp", "num_gpus": 4, "pipeline_parallel": 2, "gradient_accumulation_steps": 4,
     },
+    "Megatron's pipeline": {
+        "engine": "megatron", "num_gpus": 6, "pipeline_parallel": 3, "gradient_accumulation_steps": 9,
+        "engine_options": {"use_distributed_optimizer": True},
+    },
+    "looped pipeline": {
+        "engine": "megatron", "num_gpus": 2, "pipeline_parallel": 2, "virtual_stages": 2,
+        "pipeline_schedule": "interleaved-1f1b", "gradient_accumulation_steps": 12,
+    },
     "two models": {"engine": "fsdp", "num_gpus": 4, "job": "dpo"},
     "generated": {"engine": "deepspeed", "zero_stage": 2, "num_gpus": 4, "job": "grpo:reference=same"},
     "scaled": {"precision": "fp16-amp", "gradient_accumulation_steps": 3},

@@ -13,6 +13,7 @@ from memplan.report.plans.answer import job_text
 from memplan.report.plans.rows import plan_rows
 from memplan.report.plans.shortfalls import shortfall_lines
 from memplan.search.planning.concessions import Concession
+from memplan.search.planning.finding import Finder
 from memplan.search.planning.goal import Goal, Objective, Plan
 from memplan.search.planning.planner import plan
 from memplan.search.planning.sizes import model_sizes
@@ -361,3 +362,33 @@ def test_layers_are_looked_for_of_a_model_that_is_far_too_large() -> None:
     on_cards = [each for each in found if not each.offloads]
     assert on_cards
     assert all(0 < each.estimate.model.num_layers < 80 for each in on_cards)
+
+
+GLOBAL_BATCHES: tuple[dict[str, Any], ...] = (
+    {"num_gpus": (2, 8), "global_batch_size": 64},
+    {"gpu": "4090", "num_gpus": (1, 4), "global_batch_size": 32, "allow": ("lora",)},
+    {"gpu": "v100", "num_gpus": (8,), "global_batch_size": 48, "engines": ("deepspeed", "fsdp")},
+    {"gpu": "l4", "num_gpus": (4, 16), "global_batch_size": 128, "limit": 3},
+)
+
+
+@pytest.mark.parametrize("goal", GLOBAL_BATCHES)
+def test_what_is_left_open_changes_no_plan(
+    goal: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a global batch: sizes that are asked for only when it turns on them are those found at once."""
+    asked = {**goal}
+    gpu = load_gpu(asked.pop("gpu", "h100"))
+    wanted = Goal(**{"base": BASE, **asked})
+    left_open = plan(MODEL, wanted, gpu)
+    monkeypatch.setattr(Finder, "_left_open", lambda *_, **__: None)
+    at_once = plan(MODEL, wanted, gpu)
+    assert plan_rows_of(left_open) == plan_rows_of(at_once)
+    assert left_open.num_fitting == at_once.num_fitting
+    assert [each.setup for each in left_open.shortfalls] == [
+        each.setup for each in at_once.shortfalls
+    ]
+
+
+def plan_rows_of(found: Plan) -> list[dict[str, object]]:
+    return list(plan_rows(found, None))

@@ -1,5 +1,6 @@
 """Parameters of equal layers, by where they stand from one of these."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 Placed = tuple[bool, int]
@@ -37,3 +38,13 @@ class Layers(NamedTuple):
         if 0 <= number - self.first < self.stride * self.copies:
             return number + self.stride * copies
         return number
+
+    def all_moved(self, numbers: Iterable[int], copies: int) -> list[int]:
+        """The same of several.
+
+        >>> Layers(first=10, stride=3, copies=4, copy=2).all_moved([16, 5], -1)
+        [13, 5]
+        """
+        further, first = self.stride * copies, self.first
+        end = first + self.stride * self.copies
+        return [number + further if first <= number < end else number for number in numbers]

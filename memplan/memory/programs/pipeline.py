@@ -5,6 +5,7 @@ their passes in turn, several micro-batches in flight, and lets the runtime hold
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from memplan.fast_dataclass import replace
@@ -25,6 +26,7 @@ from memplan.memory.tally import Tally, TallyPlayback
 from memplan.training.splitting.schedules import Pass, PassKind
 
 if TYPE_CHECKING:
+    from memplan.memory.programs.pipeline_again import PassesAgain
     from memplan.memory.programs.pipeline_evaluation import PipelineEvaluation
 
 MakeProgram = Callable[[RankInput], Program]
@@ -68,12 +70,27 @@ class PipelineProgram:
             program.share(first)
             program.playback.workspaces = first.playback.workspaces
         self.evaluation = None if given.beside is ALONE else self._evaluation()
+        self.again = self._again()
 
     def _evaluation(self) -> "PipelineEvaluation":
         from memplan.memory.programs.pipeline_evaluation import PipelineEvaluation  # only then
 
         runtime = None if self.tally is not None else self.runtime
         return PipelineEvaluation(self.given, self.plan, self.programs, self.ledger, runtime)
+
+    def _again(self) -> "PassesAgain | None":
+        """Writes passes down as others were played; None: what is beside them is told by no pass, or each is told apart."""
+        if self.tally is not None or self.offload is not None or self.evaluation is not None:
+            return None
+        if not (self.ledger.repeats and self.runtime.holds_nothing):
+            return None
+        # Only where it is played out.
+        from memplan.memory.programs.pipeline_again import PassesAgain
+
+        told = {
+            group for number, group in enumerate(self.plan.groups) if number not in self.plan.played
+        }
+        return PassesAgain(self.ledger, told)
 
     def _offload(self) -> ChunkOffload | None:
         sizes = chunk_sizes(self.given, self.programs)
@@ -149,7 +166,7 @@ class PipelineProgram:
                 self._pass_over(each)
                 continue
             self.ledger.begin_pass(number)
-            self._run(each, step)
+            self._play(number, step)
             if number == self.last[each.stage]:
                 self._beside(self.plan.behind[number])
                 self.programs[each.stage].reduce_gradients()
@@ -176,6 +193,20 @@ class PipelineProgram:
                 program.reshard()
         for stage in wanted:
             self.programs[stage].unshard()
+
+    def _play(self, number: int, step: int) -> None:
+        """A pass, as it was played before where another one tells of it."""
+        each, again = self.passes[number], self.again
+        if again is None:
+            self._run(each, step)
+            return
+        group, playback = self.plan.groups[number], self.programs[each.stage].playback
+        if number in self.plan.played or not again.knows(group):
+            again.play(group, each, playback, partial(self._run, each, step))
+            return
+        is_forward = each.kind is PassKind.FORWARD
+        self.ledger.enter(Part.FORWARD if is_forward else Part.BACKWARD, step)
+        again.write(group, each, playback)
 
     def _run(self, each: Pass, step: int) -> None:
         program, runtime = self.programs[each.stage], self.runtime

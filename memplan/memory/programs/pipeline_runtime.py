@@ -85,6 +85,8 @@ class Runtime:
         self.pipeline = pipeline
         self.links = links
         self.ledger = ledger
+        self.holds_nothing = type(self) is Runtime
+        """Beside the passes."""
         self.evaluated: Block | None = None
         """What an evaluation's forward pass sent last."""
 

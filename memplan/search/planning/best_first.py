@@ -91,8 +91,10 @@ class BestFirst:
     ) -> list[PlannedSetup]:
         """The best ones, best first: as many as are wanted, and only such as are not beaten.
 
-        The first is settled; further ones may be left open until they are told.
+        The first is settled; further ones may be left open until they are told. Not so of a global batch: the next
+        size that it can be cut into is far, and what is not borne out falls behind others.
         """
+        settles_all = self.goal.global_batch_size is not None
         queue: list[_Open] = []
         for number, candidate in enumerate(candidates):
             first = self._opened(candidate, number, sizes, room_bytes)
@@ -105,7 +107,8 @@ class BestFirst:
             if is_beaten(head.rank):
                 break
             if head.found is not None:
-                settled = head.found if accepted else settle(head.found)
+                is_left = bool(accepted) and not settles_all
+                settled = head.found if is_left else settle(head.found)
                 if settled is head.found:
                     accepted.append(settled)
                 elif settled is not None:

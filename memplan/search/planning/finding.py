@@ -47,18 +47,36 @@ class Finder:
     def opened(self, candidate: Candidate, first: int | None = None) -> PlannedSetup | None:
         """A candidate with the largest micro-batch that it can have; ``first``: a likely one.
 
-        Whether a replay bears that out is left open until it matters.
+        Whether a replay bears that out is left open until it matters; of a global batch, which few sizes make up, where
+        it surely fits with the smallest.
         """
+        return self._opened(candidate, first, is_settled=False)
+
+    def opened_to_settle(
+        self, candidate: Candidate, first: int | None = None
+    ) -> PlannedSetup | None:
+        """The same of one that is settled before it is kept, and of which nobody is told where it does not fit."""
+        return self._opened(candidate, first, is_settled=True)
+
+    def _opened(
+        self, candidate: Candidate, first: int | None, *, is_settled: bool
+    ) -> PlannedSetup | None:
         try:
             if self._is_limited(candidate):
                 if self._overfills_node(self.sizing.estimate(candidate.setup, 1)):
                     return None
                 self.held_by_nodes.add(_on_nodes(candidate))
-            found = self._left_open(candidate, first)
+            found = self._left_open(candidate, first, is_settled=is_settled)
         except SetupError as error:
             self.refused[str(error)] = None
             return None
         return self.find(candidate, first) if found is None else found
+
+    def surely_fits_some(self, candidate: Candidate) -> bool:
+        """Whether it fits with a micro-batch for which nothing has to be replayed."""
+        smallest = self.sizing.estimate(candidate.setup, 1)
+        is_free = self.sizing.node_bytes(smallest) is None
+        return is_free and smallest.surely_fits_within(self.sizing.limit_bytes)
 
     def is_known_to_be(self, candidate: Candidate) -> bool:
         """Whether such a one can be, and nodes have the CPU RAM for it: on fewer GPUs they had.
@@ -86,16 +104,22 @@ class Finder:
             return None
         return self.planned(candidate, answer)
 
-    def _left_open(self, candidate: Candidate, first: int | None) -> PlannedSetup | None:
+    def _left_open(
+        self, candidate: Candidate, first: int | None, *, is_settled: bool = False
+    ) -> PlannedSetup | None:
         """A candidate with the largest micro-batch by what it allocates; None: that is to be looked at at once."""
-        if self.sizing.stretches or self.goal.global_batch_size is not None:
+        if self.sizing.stretches or self._is_too_large(candidate):
             return None
-        if self._is_too_large(candidate):
+        is_sure = is_settled or self.goal.global_batch_size is None
+        if not is_sure and not self.surely_fits_some(candidate):
             return None
         most = self.sizing.most_allocated(candidate, first)
         if most is None:
             return None
-        found = self.planned(candidate, self.sizing.estimate(candidate.setup, most))
+        answer = self.sizing.estimate(candidate.setup, most)
+        if self.sizing.is_short_of_ram(answer):
+            return None
+        found = self.planned(candidate, answer)
         self.open[id(found.estimate)] = candidate
         return found
 
@@ -173,9 +197,9 @@ class Finder:
 
     def _overfills_node(self, answer: Estimate) -> bool:
         """Whether a node's CPU RAM, a usual one's where nobody says, is not enough for it; then it is kept."""
-        node = self.sizing.node_bytes(answer)
-        if node is None or answer.host_bytes <= node:
+        if not self.sizing.is_short_of_ram(answer):
             return False
+        node = self.sizing.node_bytes(answer)
         self.overfilling.append(replace(answer, node_memory_bytes=node))
         return True
 

@@ -261,7 +261,7 @@ class Planner:
         known, reasons = len(self.finder.failed), dict(self.refused)
         found = self.best_first.search(
             candidates,
-            self.finder.opened,
+            self.finder.opened if asked else self.finder.opened_to_settle,
             self._borne_out,
             self.sizing.sizes_of,
             room_bytes=self.sizing.room_bytes(num_gpus),
@@ -304,9 +304,7 @@ class Planner:
         candidate = self.finder.open.get(id(each.estimate))
         if candidate is None:
             return True
-        smallest = self.sizing.estimate(candidate.setup, 1)
-        is_free = self.sizing.node_bytes(smallest) is None
-        return is_free and smallest.surely_fits_within(self.sizing.limit_bytes)
+        return self.finder.surely_fits_some(candidate)
 
     def _try_smallest(self) -> None:
         """Estimate what holds least by bounds, where all were ruled out: so much is missing at least."""
@@ -399,7 +397,6 @@ class Planner:
                 continue
             looked_at.add(id(each.estimate))
             if each.flushes or not each.estimate.flushes_every_step:
-                _ = each.estimate.required_bytes  # which is told, while its run is at hand
                 continue
             calm = None if self._wants_largest else self._calmer(each)
             looked_at.add(id((calm or each).estimate))

@@ -3,7 +3,9 @@
 A size is a micro-batch; where longer sequences or more layers are looked for, it is so many of them.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from memplan.errors import SetupError
 from memplan.estimator import Estimate, estimate, least_bytes
@@ -11,7 +13,7 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.runtime import overhead_range
 from memplan.model.spec import ModelSpec
-from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of
+from memplan.search.batch import MAX_MICRO_BATCH, SizeSearch, largest_of, most_room
 from memplan.search.depth import with_layers
 from memplan.search.grid import with_global_batch
 from memplan.search.largest import most
@@ -102,13 +104,7 @@ class Sizing:
         """The size that a plan tells of a candidate, a likely one being looked at first; None: not even the smallest fits."""
         setup = candidate.setup
         if self.goal.global_batch_size is not None and not self.stretches:
-            sizes = self.sizes_of(setup)
-            if setup.pipeline_parallel > 1:
-                return self._fastest_of(setup, sizes)
-            if self._size_fits(setup, sizes[-1]):
-                # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
-                return sizes[-1]
-            return largest_of(sizes, lambda size: self._size_fits(setup, size))
+            return self._of_global_batch(setup, partial(self._size_fits, setup))
         key = likeness(candidate)
         search = self._search(setup)
         best = search.run(first=first or self._last.get(key, 1), limit=self._limit())
@@ -117,12 +113,25 @@ class Sizing:
 
     def most_allocated(self, candidate: Candidate, first: int | None) -> int | None:
         """The largest size that can fit by what it allocates, for which nothing is replayed; None: none does."""
+        setup = candidate.setup
+        if self.goal.global_batch_size is not None:
+            return self._of_global_batch(setup, partial(self._size_is_allocated, setup))
         key = likeness(candidate)
-        most_fitting = self._search(candidate.setup).most(
+        most_fitting = self._search(setup).most(
             first=first or self._last.get(key, 1), limit=self._limit()
         )
         self._last[key] = max(most_fitting, 1)
         return most_fitting or None
+
+    def _of_global_batch(self, setup: TrainingSetup, has_room: Callable[[int], bool]) -> int | None:
+        """Of the micro-batches that make up the global batch the one that a plan tells; None: there is room for none."""
+        sizes = self.sizes_of(setup)
+        if setup.pipeline_parallel > 1:
+            return self._fastest_of(setup, sizes, has_room)
+        if has_room(sizes[-1]):
+            # Without accumulation no whole gradients wait: it may fit where smaller ones do not.
+            return sizes[-1]
+        return largest_of(sizes, has_room)
 
     def _search(self, setup: TrainingSetup) -> SizeSearch:
         return SizeSearch(
@@ -133,7 +142,9 @@ class Sizing:
             ram_room=self._ram_room,
         )
 
-    def _fastest_of(self, setup: TrainingSetup, sizes: list[int]) -> int | None:
+    def _fastest_of(
+        self, setup: TrainingSetup, sizes: list[int], has_room: Callable[[int], bool]
+    ) -> int | None:
         """The micro-batch with which a pipeline is fastest: large ones leave it few to be filled with."""
         full = setup.resolve(self.model.context_length)
         speeds: dict[int, float] = {}
@@ -147,7 +158,7 @@ class Sizing:
         for size in sorted(speeds, key=lambda each: (-speeds[each], each)):
             if size >= failed:
                 continue
-            if self._size_fits(setup, size):
+            if has_room(size):
                 return size
             failed = size
         return None
@@ -157,6 +168,12 @@ class Sizing:
         if self.is_beyond_bounds(self.sized(setup, size)):
             return False
         return self.fits(self.estimate(setup, size))
+
+    def _size_is_allocated(self, setup: TrainingSetup, size: int) -> bool:
+        """Whether there is room for what a size allocates, for which nothing is replayed: else it does not fit."""
+        if self.is_beyond_bounds(self.sized(setup, size)):
+            return False
+        return most_room(self._known(self.estimate(setup, size)), self.limit_bytes) >= 0
 
     def is_beyond_bounds(self, setup: TrainingSetup) -> bool:
         """Whether what it holds at least is more than there is."""
@@ -188,6 +205,11 @@ class Sizing:
         """CPU RAM of a node, a usual one's where nobody says; None: nobody knows [bytes]."""
         node = self.goal.node_memory_bytes
         return node if node is not None else usual_node_bytes(answer.setup, self.gpu)
+
+    def is_short_of_ram(self, answer: Estimate) -> bool:
+        """Whether a node's CPU RAM is not enough for it."""
+        room = self._ram_room(answer)
+        return room is not None and room < 0
 
     def _ram_room(self, answer: Estimate) -> int | None:
         """What is left of it [bytes]."""

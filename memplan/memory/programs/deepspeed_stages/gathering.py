@@ -302,7 +302,7 @@ class PlayedCoordinator(Coordinator):
 
 
 def _moved(needed: Sequence[int], layers: Layers, copies: int) -> list[int]:
-    found = [layers.moved(weight, copies) for weight in needed]
+    found = layers.all_moved(needed, copies)
     if isinstance(needed, Visited):
-        return Visited(found, [layers.moved(weight, copies) for weight in needed.inside])
+        return Visited(found, layers.all_moved(needed.inside, copies))
     return found
