@@ -132,6 +132,10 @@ static int filled_from(const Pool *pool, int bin) {
     return (word << 6) + lowest_bit(bits);
 }
 
+static int comes_before(const Key *key, int64_t size, int64_t address) {
+    return (key->size < size) | ((key->size == size) & (key->address < address));
+}
+
 /* Of the keys from `low` to `high` the first that does not come before a size and an address. */
 static Py_ssize_t between(const Bin *bin, Py_ssize_t low, Py_ssize_t high, int64_t size, int64_t address) {
     Py_ssize_t count = high - low;
@@ -139,21 +143,27 @@ static Py_ssize_t between(const Bin *bin, Py_ssize_t low, Py_ssize_t high, int64
     while (count > 0) { /* without a branch on what is compared, which nobody foresees */
         Py_ssize_t half = count >> 1;
         const Key *middle = keys + half;
-        int is_before = (middle->size < size) | ((middle->size == size) & (middle->address < address));
+        int is_before = comes_before(middle, size, address);
         keys = is_before ? middle + 1 : keys;
         count = is_before ? count - half - 1 : half;
     }
     return keys - bin->keys;
 }
 
+/* The same of all keys: four of five times it is at one of the ends. */
+static Py_ssize_t among(const Bin *bin, int64_t size, int64_t address) {
+    Py_ssize_t count = bin->count;
+    if (!count || !comes_before(bin->keys, size, address)) return 0;
+    if (comes_before(bin->keys + count - 1, size, address)) return count;
+    return between(bin, 1, count - 1, size, address);
+}
+
 /* The first key of at least a size. */
 static Spot fit(const Pool *pool, int64_t size) {
     int number = bin_of(size);
     const Bin *bin = &pool->bins[number];
-    if (bin->count) {
-        Py_ssize_t at = between(bin, 0, bin->count, size, -1);
-        if (at < bin->count) return (Spot){number, at};
-    }
+    Py_ssize_t at = among(bin, size, -1);
+    if (at < bin->count) return (Spot){number, at};
     return (Spot){filled_from(pool, number + 1), 0};
 }
 
@@ -167,7 +177,7 @@ static Block *block_at(const Pool *pool, Spot spot) { return pool->bins[spot.bin
 static Spot place(const Pool *pool, const Block *block) {
     int number = bin_of(block->size);
     const Bin *bin = &pool->bins[number];
-    return (Spot){number, between(bin, 0, bin->count, block->size, block->address)};
+    return (Spot){number, among(bin, block->size, block->address)};
 }
 
 /* Lay the keys into the middle of their memory; where that is half full, of twice as much. */
@@ -189,7 +199,7 @@ static void put(State *state, Block *block) {
     Pool *pool = &state->pools[block->pool];
     int number = bin_of(block->size);
     Bin *bin = &pool->bins[number];
-    Py_ssize_t at = between(bin, 0, bin->count, block->size, block->address);
+    Py_ssize_t at = among(bin, block->size, block->address);
     int forward = at >= bin->count - at;
     if (bin->keys == (forward ? bin->held + bin->room - bin->count : bin->held)) {
         spread(state, bin);
