@@ -221,7 +221,7 @@ class _Search:
             better = estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
-        if unshared_bytes(better) > self.gpu.capacity_bytes:
+        if unshared_bytes(better) > self.gpu.capacity_bytes or self._stays_too_large(better):
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
         if better.node_memory_bytes is None and overfills_usual_node(better):
@@ -233,6 +233,23 @@ class _Search:
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
             self.tight = self.tight or better
         return verdict in FITTING
+
+    def _stays_too_large(self, answer: Estimate) -> bool:
+        """Whether what more GPUs than asked for are not enough for is too large for the most that are tried, too.
+
+        All in between are then left out: what a GPU holds of its own never gets less with fewer of them.
+        """
+        asked, tried = self.answer.setup.num_gpus, answer.setup.num_gpus
+        *_, most = (tried, *doublings(asked))
+        if not asked < tried < most or answer.job_verdict is not Verdict.OOM:
+            return False
+        try:
+            widest = estimate(
+                self.model, replace(answer.setup, num_gpus=most, num_nodes=None), self.gpu
+            )
+        except SetupError:
+            return False
+        return widest.verdict is Verdict.OOM
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""
