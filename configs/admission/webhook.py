@@ -64,7 +64,9 @@ def num_gpus(job: dict[str, Any]) -> int:
     """GPUs that the job asks for, over all its pods; 0 where it asks for none."""
     spec = job.get("spec") or {}
     pod = (spec.get("template") or {}).get("spec") or spec
-    limits = [(each.get("resources") or {}).get("limits") or {} for each in pod.get("containers") or []]
+    limits = [
+        (each.get("resources") or {}).get("limits") or {} for each in pod.get("containers") or []
+    ]
     kinds = ("nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/xe")
     each_pod = sum(int(limit.get(kind, 0)) for limit in limits for kind in kinds)
     return each_pod * int(spec.get("parallelism", 1))

@@ -2,7 +2,10 @@ from typing import Any
 
 import pytest
 
-from memplan.estimator import Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate
+from memplan.fast_dataclass import replace
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
 from memplan.report.estimates.changes import advice_text
 from memplan.search.advice import advise, hints_for
 from memplan.search.megatron_advice import megatron_changes
@@ -11,6 +14,7 @@ from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.units import GIB
 
 
 @pytest.mark.parametrize(
@@ -84,6 +88,22 @@ def test_what_nothing_helps_says_how_much_is_missing() -> None:
     advice = advise(spec, estimate(spec, setup, card))
     assert advice.better is None
     assert "no change" in advice_text(advice)
+
+
+def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[int]()
+
+    def counted(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> Estimate:
+        asked.append(setup.num_gpus)
+        return estimate(model, setup, gpu)
+
+    monkeypatch.setattr("memplan.search.advice.estimate", counted)
+    spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=GIB // 2)
+    setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=128, checkpointing="full")
+    assert advise(spec, estimate(spec, setup, card)).better is None
+    assert {16, 8192} <= set(asked) <= {8, 16, 8192}
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:
