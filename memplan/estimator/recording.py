@@ -414,9 +414,10 @@ def _weighs_values(softmax: Operation, later: "Sequence[Operation]") -> bool:
         weights = followed.intersection(operation.inputs)
         if weights and operation.multiplies:
             return True
-        is_as_large = operation.outputs[0].numel in {each.numel for each in weights}
-        if weights and (is_as_large or followed.issuperset(operation.inputs)):
+        sizes = {each.numel for each in weights}
+        if weights and followed.issuperset(operation.inputs):
             followed.update(operation.outputs)
+        followed.update(each for each in operation.outputs if each.numel in sizes)
     return False
 
 

@@ -1,6 +1,7 @@
 """The nearest change that makes a setup fit."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from memplan.errors import SetupError
@@ -198,6 +199,8 @@ class _Search:
         self.tried: set[TrainingSetup] = {answer.setup}
         self.too_large: set[TrainingSetup] = set()
         """On one GPU or one group of them, what does not fit however many there are."""
+        self.attainable: set[TrainingSetup] = set()
+        """The same of what the most GPUs that are tried are not too few for."""
         self.overfilling: list[Estimate] = []
         """Need more CPU RAM than is usual: whether one fits the card is asked only where nothing else does."""
         self.tight: Estimate | None = None
@@ -221,7 +224,8 @@ class _Search:
             better = estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
-        if unshared_bytes(better) > self.gpu.capacity_bytes or self._stays_too_large(better):
+        is_beyond = unshared_bytes(better) > self.gpu.capacity_bytes
+        if is_beyond or (alone not in self.attainable and self._stays_too_large(better, alone)):
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
         if better.node_memory_bytes is None and overfills_usual_node(better):
@@ -234,7 +238,7 @@ class _Search:
             self.tight = self.tight or better
         return verdict in FITTING
 
-    def _stays_too_large(self, answer: Estimate) -> bool:
+    def _stays_too_large(self, answer: Estimate, alone: TrainingSetup) -> bool:
         """Whether what more GPUs than asked for are not enough for is too large for the most that are tried, too.
 
         All in between are then left out: what a GPU holds of its own never gets less with fewer of them.
@@ -243,13 +247,12 @@ class _Search:
         *_, most = (tried, *doublings(asked))
         if not asked < tried < most or answer.job_verdict is not Verdict.OOM:
             return False
-        try:
-            widest = estimate(
-                self.model, replace(answer.setup, num_gpus=most, num_nodes=None), self.gpu
-            )
-        except SetupError:
-            return False
-        return widest.verdict is Verdict.OOM
+        with suppress(SetupError):
+            widest = replace(answer.setup, num_gpus=most, num_nodes=None)
+            if estimate(self.model, widest, self.gpu).verdict is Verdict.OOM:
+                return True
+        self.attainable.add(alone)
+        return False
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""
