@@ -241,15 +241,21 @@ class _Search:
     def _stays_too_large(self, answer: Estimate, alone: TrainingSetup) -> bool:
         """Whether what more GPUs than asked for are not enough for is too large for the most that are tried, too.
 
-        All in between are then left out: what a GPU holds of its own never gets less with fewer of them.
+        All in between are then left out: those fail by the same run at either end. What is allocated alone says as
+        much of each, and sooner: only where a run had to be replayed the most are asked, and only where they allocate
+        no more does it count (of a dimension that is shorter than they are many each holds a row).
         """
         asked, tried = self.answer.setup.num_gpus, answer.setup.num_gpus
         *_, most = (tried, *doublings(asked))
-        if not asked < tried < most or answer.job_verdict is not Verdict.OOM:
+        allocated = answer.worst_bytes + answer.overhead_bytes.low
+        if not asked < tried < most or allocated > self.gpu.capacity_bytes:
+            return False
+        if answer.job_verdict is not Verdict.OOM:
             return False
         with suppress(SetupError):
-            widest = replace(answer.setup, num_gpus=most, num_nodes=None)
-            if estimate(self.model, widest, self.gpu).verdict is Verdict.OOM:
+            setup = replace(answer.setup, num_gpus=most, num_nodes=None)
+            widest = estimate(self.model, setup, self.gpu)
+            if widest.worst_bytes <= answer.worst_bytes and widest.verdict is Verdict.OOM:
                 return True
         self.attainable.add(alone)
         return False
