@@ -242,23 +242,24 @@ class _Search:
         """Whether what more GPUs than asked for are not enough for is too large for the most that are tried, too.
 
         All in between are then left out: those fail by the same run at either end. What is allocated alone says as
-        much of each, and sooner: only where a run had to be replayed the most are asked, and only where they allocate
-        no more does it count (of a dimension that is shorter than they are many each holds a row).
+        much of each, and sooner: only where a run had to be replayed the most are asked, and it counts only where theirs
+        had to be, too (of a dimension that is shorter than they are many each holds a row).
         """
         asked, tried = self.answer.setup.num_gpus, answer.setup.num_gpus
         *_, most = (tried, *doublings(asked))
-        allocated = answer.worst_bytes + answer.overhead_bytes.low
-        if not asked < tried < most or allocated > self.gpu.capacity_bytes:
-            return False
-        if answer.job_verdict is not Verdict.OOM:
+        if not asked < tried < most or not self._lacks_by_replay(answer):
             return False
         with suppress(SetupError):
             setup = replace(answer.setup, num_gpus=most, num_nodes=None)
-            widest = estimate(self.model, setup, self.gpu)
-            if widest.worst_bytes <= answer.worst_bytes and widest.verdict is Verdict.OOM:
+            if self._lacks_by_replay(estimate(self.model, setup, self.gpu)):
                 return True
         self.attainable.add(alone)
         return False
+
+    def _lacks_by_replay(self, answer: Estimate) -> bool:
+        """Whether the card is too small for its run, and not for what is allocated at once."""
+        allocated = answer.worst_bytes + answer.overhead_bytes.low
+        return allocated <= self.gpu.capacity_bytes and answer.verdict is Verdict.OOM
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""
