@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.options import TapeOptions
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import Gradient, Operation
 from memplan.graph.core.sorting import sort_tile
 from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
@@ -49,6 +49,8 @@ from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import PLAIN_OPTIMIZERS, TrainingSetup
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from memplan.training.quantization import Quantization
     from memplan.training.splitting.megatron import MegatronLayers
 
@@ -393,11 +395,30 @@ def attention_kernel(tape: Tape) -> str:
     """
     found: list[str] = []
     for segment in tape.segments:
-        for operation in segment.operations:
+        for place, operation in enumerate(segment.operations):
             name = _KERNEL_OPERATIONS.get(operation.name)
-            if name is not None and name not in found:
+            if name is None or name in found:
+                continue
+            if name != "eager" or _weighs_values(operation, segment.operations[place + 1 :]):
                 found.append(name)
     return "+".join(found) or "none"
+
+
+def _weighs_values(softmax: Operation, later: "Sequence[Operation]") -> bool:
+    """Whether a matrix is multiplied with what it gives, be it masked, cast, cut or dropped out before.
+
+    A router's picks experts: what it gives is spread over hidden states, which are larger.
+    """
+    followed = {softmax.outputs[0]}
+    for operation in later:
+        weights = followed.intersection(operation.inputs)
+        if weights and operation.multiplies:
+            return True
+        sizes = {each.numel for each in weights}
+        if weights and followed.issuperset(operation.inputs):
+            followed.update(operation.outputs)
+        followed.update(each for each in operation.outputs if each.numel in sizes)
+    return False
 
 
 _KERNEL_OPERATIONS = {

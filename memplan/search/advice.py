@@ -1,6 +1,7 @@
 """The nearest change that makes a setup fit."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from memplan.errors import SetupError
@@ -198,6 +199,8 @@ class _Search:
         self.tried: set[TrainingSetup] = {answer.setup}
         self.too_large: set[TrainingSetup] = set()
         """On one GPU or one group of them, what does not fit however many there are."""
+        self.attainable: set[TrainingSetup] = set()
+        """The same of what the most GPUs that are tried are not too few for."""
         self.overfilling: list[Estimate] = []
         """Need more CPU RAM than is usual: whether one fits the card is asked only where nothing else does."""
         self.tight: Estimate | None = None
@@ -221,7 +224,8 @@ class _Search:
             better = estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
-        if unshared_bytes(better) > self.gpu.capacity_bytes:
+        is_beyond = unshared_bytes(better) > self.gpu.capacity_bytes
+        if is_beyond or (alone not in self.attainable and self._stays_too_large(better, alone)):
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
         if better.node_memory_bytes is None and overfills_usual_node(better):
@@ -233,6 +237,29 @@ class _Search:
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
             self.tight = self.tight or better
         return verdict in FITTING
+
+    def _stays_too_large(self, answer: Estimate, alone: TrainingSetup) -> bool:
+        """Whether what more GPUs than asked for are not enough for is too large for the most that are tried, too.
+
+        All in between are then left out: those fail by the same run at either end. What is allocated alone says as
+        much of each, and sooner: only where a run had to be replayed the most are asked, and it counts only where theirs
+        had to be, too (of a dimension that is shorter than they are many each holds a row).
+        """
+        asked, tried = self.answer.setup.num_gpus, answer.setup.num_gpus
+        *_, most = (tried, *doublings(asked))
+        if not asked < tried < most or not self._lacks_by_replay(answer):
+            return False
+        with suppress(SetupError):
+            setup = replace(answer.setup, num_gpus=most, num_nodes=None)
+            if self._lacks_by_replay(estimate(self.model, setup, self.gpu)):
+                return True
+        self.attainable.add(alone)
+        return False
+
+    def _lacks_by_replay(self, answer: Estimate) -> bool:
+        """Whether the card is too small for its run, and not for what is allocated at once."""
+        allocated = answer.worst_bytes + answer.overhead_bytes.low
+        return allocated <= self.gpu.capacity_bytes and answer.verdict is Verdict.OOM
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""

@@ -70,7 +70,7 @@ def overrides_of(
 ) -> tuple[dict[str, object], str | None]:
     """What Hydra's words lay over a configuration, and where that is; nothing where no two such words are there.
 
-    ``program`` is the file that is run, where it is one and no installed module.
+    ``program`` is the file that is run, where it is one and no installed module; one named behind its words is cleaned up.
     ``parse`` reads a value. What a path begins with, where only the machine knows it, is left out of it.
 
     >>> overrides_of("python -m main a.b=2 +a.c=$HOME/x --config-path $HERE/b --config-name=own", source="a.sh", parse=str)
@@ -85,7 +85,7 @@ def overrides_of(
                 break  # another run, as of a branch that is not chosen
             is_module = is_run = True
             found.pop("program", None)
-        elif word.endswith(".py") and "=" not in word:
+        elif word.endswith(".py") and "=" not in word and not count:
             is_run, found["program"] = True, word
         flag = _FLAG.fullmatch(word)
         if awaited or (flag is not None and flag[1] in _CONFIGURATION):

@@ -243,6 +243,17 @@ def test_int8_says_what_it_holds() -> None:
     assert not answer(quantize="int8").notes
 
 
+@pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
+@pytest.mark.parametrize("place", [None, "meta", "cpu"])
+def test_a_packed_base_is_said_to_lie_whole_where_it_does(engine: str, place: str | None) -> None:
+    options = {} if place is None else {"init_device": place}
+    found = answer(quantize="nf4", engine=engine, num_gpus=8, engine_options=options)
+    assert any("lies whole on each GPU" in note for note in found.notes) is (place is None)
+    load = found.phases["load"].peak_bytes
+    least = answer(quantize="nf4", engine=engine, num_gpus=8, engine_options={"init_device": "cpu"})
+    assert (load > least.phases["load"].peak_bytes) is (place is None)
+
+
 def test_experts_stay_and_it_is_said() -> None:
     config = {
         **LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral",

@@ -1,8 +1,12 @@
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from memplan.estimator import Verdict, estimate
+from memplan.estimator import Estimate, Verdict, estimate
+from memplan.fast_dataclass import replace
+from memplan.hardware.gpu import GpuSpec
+from memplan.model.spec import ModelSpec
 from memplan.report.estimates.changes import advice_text
 from memplan.search.advice import advise, hints_for
 from memplan.search.megatron_advice import megatron_changes
@@ -11,6 +15,7 @@ from memplan.sources.models import load_model
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
+from memplan.units import MIB
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,27 @@ def test_of_what_more_gpus_do_the_fewest_are_advised() -> None:
     assert advice.better is not None
     found = advice.better.setup
     assert (found.num_gpus, found.checkpointing) == (8, Recomputation.FULL)
+
+
+def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ways of five have to be replayed in vain: the most GPUs are asked then, and not each number in between."""
+    asked = Counter[int]()
+
+    def counted(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> Estimate:
+        asked[setup.num_gpus] += 1
+        return estimate(model, setup, gpu)
+
+    monkeypatch.setattr("memplan.search.advice.estimate", counted)
+    spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=1180 * MIB)
+    setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=512, checkpointing="full")
+    better = advise(spec, estimate(spec, setup, card)).better
+    assert better is not None
+    assert better.verdict is Verdict.TIGHT
+    assert asked[16] == asked[8192] == 5
+    assert asked[32] == 4
+    assert asked[4096] == 3
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:

@@ -290,6 +290,9 @@ def test_torchtune() -> None:
     assert (setup.micro_batch_size, setup.seq_len) == (2, 4096)
     assert "q_proj, o_proj, gate_proj, up_proj, down_proj" in str(setup.adapter)
     assert read(TORCHTUNE).setup.chosen_engine is Engine.DDP
+    full = read({**TORCHTUNE, "model": {"_component_": "torchtune.models.llama3_1.llama3_1_8b"}})
+    assert full.setup.adapter is None
+    assert not any("model.lora" in note for note in full.notes)
 
 
 def test_torchtitan() -> None:
@@ -441,6 +444,7 @@ NCCL_DEBUG=INFO LEVEL=1 python3 -m verl.trainer.main_ppo --config-name='own_trai
     algorithm.adv_estimator=grpo trainer.nnodes=2 custom_reward_function.path=recipe/reward.py \\
     # trainer.n_gpus_per_node=2 \\
     +actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$both $@
+rm -f reward.py
 python3 -m verl.trainer.main_ppo trainer.nnodes=4 trainer.n_gpus_per_node=1
 """
 

@@ -141,3 +141,19 @@ def test_t5_in_bf16_keeps_its_scores_on_a_v100() -> None:
     usual = memplan.estimate("t5-3b", TrainingSetup(num_gpus=8, zero_stage=3), gpu="v100-32gb")
     assert usual.setup.chosen_precision.value == "fp16-master"
     assert usual.attention_kernel == "efficient"
+
+
+@pytest.mark.parametrize(
+    ("model", "attention", "kernel"),
+    [
+        ("granite-3.1-1b-a400m", None, "flash"), ("qwen1.5-moe-a2.7b", "eager", "eager"),
+        ("gpt-oss-20b", "flash3", "flash"), ("gpt-oss-20b", None, "eager"),
+        # Its weights are masked, cut and padded before they meet the values.
+        ("longformer-large-4096", None, "eager"),
+    ],
+)  # fmt: skip
+def test_a_routers_softmax_is_no_kernel_of_attention(
+    model: str, attention: str | None, kernel: str
+) -> None:
+    setup = TrainingSetup(seq_len=512, attention=attention)  # type: ignore[arg-type]
+    assert memplan.estimate(model, setup, gpu="h100").attention_kernel == kernel

@@ -9,7 +9,6 @@ from memplan.model.layers import LayerSpec
 from memplan.model.spec import ModelSpec
 from memplan.training.choices import Recomputation
 from memplan.training.freezing import ALL_LAYERS
-from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -83,6 +82,10 @@ def base_words(model: ModelSpec, asked: TrainingSetup, resolved: TrainingSetup) 
     return ("; ".join(parts),)
 
 
+_NOT_WHOLE = ("cpu", "meta", "to_empty")
+"""Places of a model before FSDP shards it, with which a GPU has a layer of it at once at most."""
+
+
 def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
     """What a quantized base does that nobody expects of it."""
     how = setup.chosen_quantization
@@ -95,9 +98,8 @@ def base_notes(model: ModelSpec, setup: TrainingSetup) -> list[str]:
             "not (bitsandbytes' MatMul8bitLt keeps it in its context): nf4 does not"
         )
     place = dict(setup.engine_options).get("init_device")
-    tensor_by_tensor = setup.chosen_engine is Engine.FSDP and place in ("meta", "to_empty")
     is_sharded = how.storage_dtype is not None and how.storage_dtype.is_floating
-    if is_sharded and place != "cpu" and not tensor_by_tensor:
+    if is_sharded and place not in _NOT_WHOLE:
         notes.append(
             "the quantized base lies whole on each GPU before it is sharded, as transformers loads it; "
             "from the CPU (device_map cpu): engine option init_device=cpu with FSDP"

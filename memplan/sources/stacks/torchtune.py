@@ -113,10 +113,12 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     names = keys.names("model.lora_attn_modules")
     targets = tuple(_ATTENTION.get(name, name) for name in names)
     in_mlp, in_head = keys.flag("model.apply_lora_to_mlp"), keys.flag("model.apply_lora_to_output")
+    if not adapted:
+        for key in filter(keys.has, _OF_ADAPTERS):
+            keys.take(key)
+        return
     rank, alpha = keys.count("model.lora_rank"), keys.number("model.lora_alpha")
     dropout, dora = keys.number("model.lora_dropout"), keys.flag("model.use_dora")
-    if not adapted:
-        return
     found.fields["adapter"] = lora(
         rank=rank or 8, alpha=alpha, dropout=dropout, dora=dora,
         targets=(*targets, *(_MLP if in_mlp else ()), *(("lm_head",) if in_head else ())),
@@ -125,6 +127,7 @@ def _read_model(keys: Keys, found: Found, component: str) -> None:
     )  # fmt: skip
 
 
+_OF_ADAPTERS = ("model.lora_rank", "model.lora_alpha", "model.lora_dropout", "model.use_dora")
 _SIZES = (
     "model.vocab_size", "model.num_layers", "model.num_heads", "model.num_kv_heads", "model.embed_dim", "model.max_seq_len",
     "model.intermediate_dim", "model.tie_word_embeddings", "model.attn_dropout",

@@ -168,7 +168,7 @@ def _rollout(keys: Keys, found: Found) -> dict[str, object]:
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine") and may_sleep
     params, states = keys.flag(f"{FSDP}.param_offload"), keys.flag(f"{FSDP}.optimizer_offload")
     share = max(share, reward_share(keys, found, sleeps=sleeps))
-    if _generates_apart(keys):
+    if generates_apart(keys):
         found.notes.append(
             f"{ROLLOUT}.name {engine} generates on GPUs of its own, which are not counted"
         )
@@ -204,7 +204,7 @@ def _reward_worker(keys: Keys, found: Found) -> dict[str, object]:
     return {"reward": "same" if named is None else _known(named, f"{REWARD}.model_path", found)}
 
 
-def _generates_apart(keys: Keys) -> bool:
+def generates_apart(keys: Keys) -> bool:
     """Whether the engine has GPUs of its own (``one_step_off_policy``, ``fully_async_policy``)."""
     apart = keys.take("rollout.n_gpus_per_node"), keys.take("actor_rollout_ref.hybrid_engine")
     return keys.has("async_training") or apart[0] is not None or apart[1] is False

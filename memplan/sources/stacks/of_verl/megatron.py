@@ -9,7 +9,7 @@ from memplan.sources.stacks.common.found import Found
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import model_type, num_layers
 from memplan.sources.stacks.megatron import recomputation, stage_layers
-from memplan.sources.stacks.of_verl.job import reward_share
+from memplan.sources.stacks.of_verl.job import generates_apart, reward_share
 from memplan.sources.stacks.of_verl.places import (
     ACTOR,
     DTYPES,
@@ -169,7 +169,8 @@ def read_company(keys: Keys, found: Found) -> None:
     sleeps = keys.flag(f"{ROLLOUT}.free_cache_engine")
     reward_share(keys, found, sleeps=sleeps)
     share = keys.number(f"{ROLLOUT}.gpu_memory_utilization") or 0.5
-    if keys.text(f"{ROLLOUT}.name") is not None and not sleeps:
+    apart = generates_apart(keys)
+    if keys.text(f"{ROLLOUT}.name") is not None and not sleeps and not apart:
         found.left_out.append(f"{ROLLOUT}.free_cache_engine false (its {share:g} of each GPU)")
 
 
