@@ -196,9 +196,7 @@ def more_gpus(*setups: TrainingSetup) -> Iterator[TrainingSetup]:
     sharded = [
         each
         for setup in setups
-        for each in (
-            possible(under_fsdp, setup) if setup.chosen_engine is Engine.DDP else (setup,)
-        )
+        for each in (possible(under_fsdp, setup) if setup.chosen_engine is Engine.DDP else (setup,))
     ]
     for num_gpus in doublings(setups[0].num_gpus):
         for each in sharded:
