@@ -372,6 +372,14 @@ def test_windows_at_the_edge_of_a_picture_are_smaller() -> None:
     assert whole == [324, 324]
 
 
+def test_a_window_with_room_for_no_token_is_refused() -> None:
+    """transformers 5.23, ``vision_utils.py``, divides by the window's side, which is 0 then."""
+    vision = {**SMALL, "depth": 2, "num_heads": 4, "out_hidden_size": 64, "window_size": 20}
+    text = {**SMALL, "num_key_value_heads": 4, "vocab_size": 100}
+    with pytest.raises(ConfigError, match=r"window_size.* 1 patches wide has no room for the 2"):
+        read({"model_type": "qwen2_5_vl", **text, "vision_config": vision})
+
+
 def test_frozen_parts_of_the_text_are_none_of_the_tower() -> None:
     options = TapeOptions(seq_len=64, freeze=FrozenParts(embeddings=True, norm=True))
     tape = record_model(read(SMALL_LLAVA), options)

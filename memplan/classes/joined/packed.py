@@ -48,6 +48,17 @@ def windows_of(grid: tuple[int, int], side: int) -> Stretches:
     return tuple(height * width for height in tall for width in wide)
 
 
+def window_side(config: ConfigReader, key: str, patches: int, joins: int) -> int:
+    """Patches along a window's side: whole groups of those that become one token (``get_window_index``).
+
+    Raises ``ConfigError`` where a window has room for none, with which transformers divides by zero.
+    """
+    if patches < joins:
+        problem = f"a window {patches} patches wide has no room for the {joins} that are joined"
+        raise config.fail(key, problem)
+    return patches // joins * joins
+
+
 class PackedTower(PictureModel):
     """Its pictures come cut into patches."""
 

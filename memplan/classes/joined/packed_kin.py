@@ -21,6 +21,7 @@ from memplan.classes.joined.packed import (
     interpolated,
     joined,
     joined_patches,
+    window_side,
 )
 from memplan.classes.joined.qwen_vl import VisionBlock, VisualModel
 from memplan.classes.pictures.base import begin, begin_tower
@@ -414,7 +415,8 @@ class MuseVisionModel(EncoderTower):
 
     def read_sizes(self, config: ConfigReader) -> None:
         self.joins = config.integer("merge_size")
-        self.side = config.integer("pos_emb_height") // self.joins * self.joins
+        height = config.integer("pos_emb_height")
+        self.side = window_side(config, "pos_emb_height", height, self.joins)
         self.frames_spanned = config.integer("patch_temporal")
 
     def kinds(self, config: ConfigReader) -> Sequence[bool]:

@@ -15,6 +15,7 @@ from memplan.classes.joined.packed import (
     collected,
     equal_stretches,
     interpolated,
+    window_side,
 )
 from memplan.classes.llama import GatedMLP
 from memplan.classes.pictures.base import begin, begin_tower
@@ -177,7 +178,7 @@ class Qwen25VLVisionModel(QwenTower):
 
     def kinds(self, config: ConfigReader) -> Sequence[bool]:
         window, patch = config.integer("window_size", default=112), config.integer("patch_size")
-        self.side = window // self.joins // patch * self.joins
+        self.side = window_side(config, "window_size", window // patch, self.joins)
         full = set(config.integers("fullatt_block_indexes"))
         return [number not in full for number in range(config.layers("depth"))]
 
