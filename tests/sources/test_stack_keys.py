@@ -136,8 +136,7 @@ STILL: dict[str, frozenset[str]] = {
         "recompute_method",
     }),
     "checks and hooks of DeepSpeed's": frozenset({
-        "compute_grad_norm", "ignore_unused_parameters", "override_module_apply", "log_trace_cache_warnings",
-        "enable_sanity_checks",
+        "ignore_unused_parameters", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
     }),
 }  # fmt: skip
 """Keys, by their last word, whose turns move neither bytes nor time, and why."""
