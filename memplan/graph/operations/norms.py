@@ -103,7 +103,8 @@ def native_layer_norm(
 ) -> Tensor:
     """``torch.nn.functional.layer_norm``: in fp32 under autocast, which casts the last of its arguments first.
 
-    Its copies of half weights are no others' (only those to a lower format are cached), and backward keeps them. What is ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
+    Its copies of half weights are no others' (only those to a lower format are cached), and backward keeps them. What is
+    ``strided`` does not lie in rows: the kernels copy it first (``expect_contiguous``).
     """
     full = x
     if t.autocast is not None:
