@@ -8,7 +8,7 @@ import pytest
 from memplan.estimator import Estimate, estimate, walked_bytes
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
-from memplan.search.planning.best_first import BestFirst
+from memplan.search.planning.best_first import BestFirst, _Known
 from memplan.search.planning.degrees import (
     AskedDegrees,
     Degrees,
@@ -79,6 +79,7 @@ PIPELINES: list[Any] = [
     pytest.param({"engine": "ddp", "pipeline_schedule": "gpipe"}, id="GPipe"),
     pytest.param({"engine": "fsdp", "tensor_parallel": 2, "sequence_parallel": True}, id="FSDP2 x TP"),
     pytest.param({"engine": "fsdp", "virtual_stages": 2, **LOOPED}, id="looped"),
+    pytest.param({"engine": "fsdp", "virtual_stages": 4, **LOOPED}, id="more stages than are gathered"),
     pytest.param({"engine": "deepspeed", "zero_stage": 1, "checkpointing": "none"}, id="DeepSpeed"),
     pytest.param({"engine": "megatron", "checkpointing": "none", "virtual_stages": 2, **LOOPED}, id="Megatron"),
 ]  # fmt: skip
@@ -94,6 +95,18 @@ def test_floors_of_pipelines_are_below_what_is_held(fields: dict[str, Any]) -> N
     answer = estimate(MODEL, setup, H100)
     least = BestFirst(Goal(), MODEL, H100, SIZES).at_least(setup)
     assert 0.15 * answer.peak_bytes < least <= answer.peak_bytes
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("fields", SETUPS)
+def test_two_walks_bound_every_larger_batch(fields: dict[str, Any], size: int) -> None:
+    """What does not grow with the batch, as a head's gathered weights, is counted once."""
+    setup = TrainingSetup(**{"num_gpus": 8, "seq_len": 1024, **fields, "micro_batch_size": size})
+    setup = setup.resolve(MODEL.context_length)
+    search = BestFirst(Goal(), MODEL, H100, SIZES)
+    least = search._needed(setup, _Known.WALK)
+    assert 0.5 * search.at_least(setup) < least <= 1.0001 * search.at_least(setup)
+    assert search.at_least(setup) <= estimate(MODEL, setup, H100).peak_bytes
 
 
 def test_gradients_that_wait_are_part_of_the_floor() -> None:

@@ -165,9 +165,21 @@ class BestFirst:
         """What is known of it so far; at least [bytes]."""
         if known is _Known.ARITHMETIC:
             return resident_floor(setup, self.sizes) + activations_floor(setup, self.sizes)
-        layers, whole = self._kept(setup, 1) or (0, 0)
-        size = setup.micro_batch_size
-        return self._held(setup, size * layers, size * whole)
+        return self._held(setup, *self._kept_at_least(setup))
+
+    def _kept_at_least(self, setup: TrainingSetup) -> tuple[float, float]:
+        """The same as ``_kept`` of its micro-batch, from walks of one and two sequences.
+
+        A peak is the largest of many moments, each of which takes a fixed share and one by the sequence: it is convex
+        in their number, and so never below the line through the first two.
+        """
+        first = self._kept(setup, 1) or (0, 0)
+        further = setup.micro_batch_size - 1
+        if further == 0:
+            return first
+        second = self._kept(setup, 2) or first
+        layers, whole = (one + further * (two - one) for one, two in zip(first, second, strict=True))
+        return layers, whole
 
     def _kept(self, setup: TrainingSetup, size: int) -> tuple[int, int] | None:
         """What so many sequences keep of all layers, and the most they take; None where it cannot be [bytes]."""

@@ -17,6 +17,7 @@ from memplan.training.precision import PRECISIONS, Engine
 from memplan.training.setup import TrainingSetup
 from memplan.training.splitting.parallelism import PipelineRuntime, PipelineSchedule
 from memplan.training.splitting.schedules import (
+    MAX_ACTIVE_STAGES,
     Shape,
     most_in_flight,
     ordered_passes,
@@ -80,9 +81,9 @@ def resident_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
         if setup.fsdp_strategy is FsdpStrategy.NO_SHARD:
             return (weights + states) * whole
         width = PRECISIONS[setup.chosen_precision].compute.num_bytes
-        copies = 0
+        copies = 0.0
         if setup.pipeline_parallel > 1:
-            copies = 2  # beside gathered weights
+            copies = 1 + _gathered_share(setup)
         elif setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP:
             copies = 1
         return (weights + states) * sizes.num_params / setup.num_gpus + copies * width * whole
@@ -116,17 +117,23 @@ def waiting_floor(setup: TrainingSetup, sizes: ModelSizes) -> float:
 def _fsdp_floor(setup: TrainingSetup, sizes: ModelSizes, shard: float, whole: float) -> float:
     """Shards, and beside them what is gathered: a layer with its gradients at the end of its backward pass.
 
-    Under a pipeline all that a rank has stays gathered, and its gradients whole, between micro-batches (torchtitan:
+    Under a pipeline what a rank works on stays gathered, and all gradients whole, between micro-batches (torchtitan:
     ``fsdp_reshard_after_forward`` "default"); without resharding all weights are.
     """
     weights, gradients, states = _bytes_each(setup)
     width = PRECISIONS[setup.chosen_precision].compute.num_bytes
     kept = (weights + states) * shard
     if setup.pipeline_parallel > 1:
-        return max(kept + gradients * shard, kept + 2 * width * whole)
+        copies = 1 + _gathered_share(setup)
+        return max(kept + gradients * shard, kept + copies * width * whole)
     if setup.fsdp_strategy is FsdpStrategy.SHARD_GRAD_OP:
         return max(kept + gradients * shard, kept + width * whole)
     return kept + max(gradients * shard, 2 * width * sizes.local_layer(setup))
+
+
+def _gathered_share(setup: TrainingSetup) -> float:
+    """Of a rank's weights those that a pipeline keeps gathered: of its stages three at a time; at least."""
+    return min(MAX_ACTIVE_STAGES, setup.virtual_stages) / setup.virtual_stages
 
 
 def is_known(setup: TrainingSetup) -> bool:
