@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SOURCE = Path("memplan/memory/_replay.c")
 TESTS = "tests/memory/test_replay.py"
-NEEDED = ("conftest.py", "tests/conftest.py", "tests/memory/*.py")
+NEEDED = ("conftest.py", "tests/*.py", "tests/memory/*.py")
 FLAGS = (
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
