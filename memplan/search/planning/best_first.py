@@ -178,7 +178,9 @@ class BestFirst:
         if further == 0:
             return first
         second = self._kept(setup, 2) or first
-        layers, whole = (one + further * (two - one) for one, two in zip(first, second, strict=True))
+        layers, whole = (
+            one + further * (two - one) for one, two in zip(first, second, strict=True)
+        )
         return layers, whole
 
     def _kept(self, setup: TrainingSetup, size: int) -> tuple[int, int] | None:

@@ -8,7 +8,6 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from typing import NamedTuple
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -26,14 +25,9 @@ from memplan.memory.deepspeed.shards import (
 from memplan.memory.engine_options import looks_for_overflow
 from memplan.memory.programs.deepspeed_stages.gathering import MOST_COMPARED
 from memplan.memory.programs.deepspeed_stages.holding import REDUCE_STREAM, SHARDS, HoldingShards
+from memplan.memory.programs.deepspeed_stages.steps_again import StepsAgain, Stood
 from memplan.memory.programs.weights import Weight
-from memplan.memory.replaying.ledger import (
-    Block,
-    Ledger,
-    Part,
-    may_be_written_again,
-    write_again,
-)
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 from memplan.memory.stops import Acts, Stops, backward_acts, forward_acts
 from memplan.training.choices_of_kernels.kernels import TILED_LOSSES
 from memplan.training.splitting.exchange import ExchangeKind
@@ -45,35 +39,6 @@ _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
 _OVERFLOW = "flags that look for overflow"
-
-
-class _Stood(NamedTuple):
-    """What a step finds."""
-
-    sizes: dict[int, int]
-    blocks: dict[int, Block]
-    """Of what stays gathered, and of the norm that the step before left."""
-    num_recorded: int
-    """Modules of the trace."""
-
-    def is_like(self, other: "_Stood") -> bool:
-        """Whether it is the same but for which blocks these are."""
-        mine, others = (self.sizes, [*self.blocks]), (other.sizes, [*other.blocks])
-        return mine == others and self.num_recorded == other.num_recorded
-
-    def moved_to(self, other: "_Stood") -> dict[Block, Block]:
-        """Its blocks, by those in their place."""
-        return {block: other.blocks[number] for number, block in self.blocks.items()}
-
-
-class _Batch(NamedTuple):
-    """A micro-batch in the ledger."""
-
-    stood: _Stood
-    start: int
-    """The number of its first event."""
-    turned: int
-    """Of the first one of its backward pass."""
 
 
 class ShardedParametersProgram(HoldingShards):
@@ -111,10 +76,7 @@ class ShardedParametersProgram(HoldingShards):
         self.in_backward = False
         self.begun: object = None
         """What stood when the present micro-batch began, or the one before it."""
-        self.batch: _Batch | None = None
-        """The micro-batch that was played or written last; None: what it found does not tell it."""
-        self.stood: _Stood | None = None
-        """What stood when the step before began; None: that does not tell it."""
+        self.again = StepsAgain(ledger)
 
     # -- modules ---------------------------------------------------------------------------------
 
@@ -210,27 +172,18 @@ class ShardedParametersProgram(HoldingShards):
 
     def run_step(self, step: int) -> None:
         """One step. The third finds the trace that the second found, and what stays gathered; it is that one again."""
-        before, now = self.stood, self._stands()
-        self.stood = now
-        if before is not None and now is not None and before.is_like(now):
-            span = range(*self.ledger.steps[-2:])
-            moved = before.moved_to(now)
-            if may_be_written_again(self.ledger, span, moved):
-                write_again(self.ledger, span, span.start, moved)
-                self._stand_further(now, span)
-                return
-        super().run_step(step)
+        left = self.again.step(self._stands())
+        if left is None:
+            super().run_step(step)
+        else:
+            self._stand_further(left)
 
-    def _stand_further(self, now: "_Stood", span: range) -> None:
-        """What was written again has left in its place what it left before."""
-        left = {
-            number: block + len(span) if block >= span.start else block
-            for number, block in now.blocks.items()
-        }
+    def _stand_further(self, left: dict[int, Block]) -> None:
+        """Go on where what was written again left off."""
         self.norm = left.pop(_NORM_KEPT, None)
         self.coordinator.blocks = left
 
-    def _stands(self) -> "_Stood | None":
+    def _stands(self) -> Stood | None:
         """All that a step depends on from the second one on; None where something else may take part."""
         coordinator = self.coordinator
         is_idle = not (coordinator.handles or coordinator.detached or coordinator.second)
@@ -242,7 +195,7 @@ class ShardedParametersProgram(HoldingShards):
         blocks = dict(coordinator.blocks)
         if self.norm is not None:
             blocks[_NORM_KEPT] = self.norm
-        return _Stood(dict(coordinator.sizes), blocks, len(coordinator.recorded))
+        return Stood(dict(coordinator.sizes), blocks, len(coordinator.recorded))
 
     # -- a micro-batch ---------------------------------------------------------------------------
 
@@ -252,35 +205,17 @@ class ShardedParametersProgram(HoldingShards):
         if not first and standing is not None and standing == self.begun:
             return
         self.begun = standing
-        before, now, start = self.batch, self._stands(), len(self.ledger.events)
-        self.batch = None if now is None else _Batch(now, start, start)
         # With offloaded gradients the last one of a step does more.
         does_more = first or (last and self.settings.offloads)
-        if not does_more and self._again(before, now, step):
-            return
-        super().micro_batch(step, first=first, last=last)
-
-    def _again(self, before: "_Batch | None", now: "_Stood | None", step: int) -> bool:
-        """Write a micro-batch down as the one before was played, where that can be."""
-        if before is None or now is None or not before.stood.is_like(now):
-            return False
-        ledger, moved = self.ledger, before.stood.moved_to(now)
-        end = len(ledger.events)
-        span = range(before.start, end)
-        if not may_be_written_again(ledger, span, moved):
-            return False
-        ledger.enter(Part.FORWARD, step)
-        write_again(ledger, range(before.start, before.turned), before.start, moved)
-        self.batch = _Batch(now, end, len(ledger.events))
-        ledger.enter(Part.BACKWARD, step)
-        write_again(ledger, range(before.turned, end), before.start, moved)
-        self._stand_further(now, span)
-        return True
+        left = self.again.micro_batch(self._stands(), step, does_more=does_more)
+        if left is None:
+            super().micro_batch(step, first=first, last=last)
+        else:
+            self._stand_further(left)
 
     def backward_pass(self) -> None:
         """Where it begins is noted."""
-        if self.batch is not None:
-            self.batch = self.batch._replace(turned=len(self.ledger.events))
+        self.again.turn()
         super().backward_pass()
 
     def forward_pass(self) -> None:
