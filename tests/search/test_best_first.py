@@ -132,8 +132,10 @@ def test_what_cannot_fit_is_seldom_estimated(monkeypatch: pytest.MonkeyPatch) ->
         num_gpus=16, base=TrainingSetup(seq_len=8192), engines=("fsdp", "ddp"), precisions="bf16",  # type: ignore[arg-type]
         global_batch_size=1024,
     )  # fmt: skip
-    plan(load_model("llama-3.1-70b"), goal, H100)
-    assert len(asked) <= 15
+    told = plan(load_model("llama-3.1-70b"), goal, H100).setups
+    assert len(asked) <= 35
+    # The fastest by far flush the cache in every step, which is told and not in their speed.
+    assert not any(each.flushes for each in told)
 
 
 def test_nothing_is_known_of_what_is_not_plain_training() -> None:

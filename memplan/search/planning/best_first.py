@@ -38,7 +38,8 @@ Find = Callable[[Candidate, int], PlannedSetup | None]
 """Looks for a candidate's largest micro-batch from a likely size on; None where not even 1 fits. It may be left open
 whether a replay bears it out."""
 Settle = Callable[[PlannedSetup], PlannedSetup | None]
-"""Has it borne out: the same, or with a smaller micro-batch; None where not even 1 fits."""
+"""Has it borne out: the same, or with a smaller micro-batch; None where not even 1 fits. Of the first one, which others are
+measured by, whether it flushes may be known too."""
 IsBeaten = Callable[[tuple[float, ...]], bool]
 """Whether a place is no better than that of something known: no further one is then either."""
 Sizes = Callable[[TrainingSetup], list[int]]
@@ -82,6 +83,7 @@ class BestFirst:
         self,
         candidates: Iterable[Candidate],
         find: Find,
+        settle_first: Settle,
         settle: Settle,
         sizes: Sizes,
         *,
@@ -107,8 +109,10 @@ class BestFirst:
             if is_beaten(head.rank):
                 break
             if head.found is not None:
-                is_left = bool(accepted) and not settles_all
-                settled = head.found if is_left else settle(head.found)
+                if not accepted:
+                    settled = settle_first(head.found)
+                else:
+                    settled = settle(head.found) if settles_all else head.found
                 if settled is head.found:
                     accepted.append(settled)
                 elif settled is not None:
@@ -260,10 +264,7 @@ class BestFirst:
         return rank_of(self.goal, candidate, setup, speed.per_gpu, self.model.num_layers)
 
     def _estimated(self, head: _Open, found: PlannedSetup) -> _Open:
-        rank = rank_of(
-            self.goal, head.candidate, found.setup, found.speed.per_gpu,
-            self.model.num_layers,
-        )  # fmt: skip
+        rank = rank_of(self.goal, found, found.setup, found.speed.per_gpu, self.model.num_layers)
         return _Open(rank, head.number, _Known.ESTIMATES, head.candidate, head.size, found)
 
 

@@ -262,6 +262,7 @@ class Planner:
         found = self.best_first.search(
             candidates,
             self.finder.opened if asked else self.finder.opened_to_settle,
+            self._borne_out if self.goal.global_batch_size is None else self._calm_and_borne_out,
             self._borne_out,
             self.sizing.sizes_of,
             room_bytes=self.sizing.room_bytes(num_gpus),
@@ -396,11 +397,10 @@ class Planner:
                 self._settle(each)
                 continue
             looked_at.add(id(each.estimate))
-            if each.flushes or not each.estimate.flushes_every_step:
-                continue
-            calm = None if self._wants_largest else self._calmer(each)
-            looked_at.add(id((calm or each).estimate))
-            self.found[_place(self.found, each)] = calm or replace(each, flushes=True)
+            calm = self._calmed(each)
+            if calm is not each:
+                looked_at.add(id(calm.estimate))
+                self.found[_place(self.found, each)] = calm
 
     def _settle(self, each: PlannedSetup) -> None:
         """Have a setup's micro-batch borne out, or one that is takes its place; where none fits, it goes."""
@@ -432,6 +432,20 @@ class Planner:
     @property
     def _wants_largest(self) -> bool:
         return self.sizing.stretches or self.goal.objective is Objective.BATCH
+
+    def _calmed(self, each: PlannedSetup) -> PlannedSetup:
+        """The same where it flushes nothing; else a smaller one that does not, or it is said of it."""
+        if each.flushes or not each.estimate.flushes_every_step:
+            return each
+        calm = None if self._wants_largest else self._calmer(each)
+        return calm or replace(each, flushes=True)
+
+    def _calm_and_borne_out(self, each: PlannedSetup) -> PlannedSetup | None:
+        """As it is told: with a micro-batch that fits, and flushes nothing in every step that need not."""
+        if each.flushes:
+            return each  # looked at before
+        settled = self._borne_out(each)
+        return None if settled is None else self._calmed(settled)
 
     def _calmer(self, each: PlannedSetup) -> PlannedSetup | None:
         """The same with the largest micro-batch with which nothing is flushed in every step; None: there is none."""
