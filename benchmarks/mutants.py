@@ -17,7 +17,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
     ast.Div: ast.Mult, ast.Mod: ast.FloorDiv,
 }  # fmt: skip
-UNTOLD = ("__slots__", "__all__", "REMEMBERED", "MOST_KEPT")
+UNTOLD = ("__slots__", "__all__", "REMEMBERED", "MOST_KEPT", "KEPT_EVENTS", "FEW_EVENTS")
 """How names begin whose values are in no answer: what a module shows, how much caches keep, how many rows are told."""
 REFUSING = ("check", "refuse", "choice", "says_")
 """How names begin of what is called for nothing but to refuse: nothing takes what it gives."""
@@ -89,11 +89,10 @@ class Finder(ast.NodeVisitor):
         self.place = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        """The body, without the docstring; a default counts where the body runs."""
+        """The body, without the docstring; a default counts where the body runs, and where that names it."""
         self.place = node.body[-1].lineno if len(node.body) == 1 else node.body[1].lineno
-        for each in (*node.args.defaults, *node.args.kw_defaults):
-            if each is not None:
-                self.visit(each)
+        for each in _defaults_read(node):
+            self.visit(each)
         self.visit_body(node.body)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -196,6 +195,24 @@ class Finder(ast.NodeVisitor):
                 return
             self.change(node, "pass")
         self.generic_visit(node)
+
+
+def _defaults_read(node: ast.FunctionDef) -> list[ast.expr]:
+    """The defaults of arguments that the body reads: one that is only there for a signature's sake is in no answer.
+
+    >>> (function,) = ast.parse("def f(x, y=1, *, z=2): return x + y").body
+    >>> [ast.unparse(each) for each in _defaults_read(function)]
+    ['1']
+    """
+    body = [each for statement in node.body for each in ast.walk(statement)]
+    read = {each.id for each in body if isinstance(each, ast.Name)}
+    given = node.args
+    by_place = [*given.posonlyargs, *given.args]
+    pairs = [
+        *zip(reversed(by_place), reversed(given.defaults), strict=False),
+        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+    ]
+    return [each for argument, each in pairs if each is not None and argument.arg in read]
 
 
 def _only_says(statement: ast.stmt) -> bool:

@@ -20,18 +20,19 @@ def split_further(setup: TrainingSetup, sharded: TrainingSetup) -> Iterator[Trai
     """
     own = setup.chosen_engine is Engine.MEGATRON
     base = setup if own else sharded
-    contexts = [1, *_shared(base)]
-    tensors = [1, *_doublings(base.tensor_parallel, base.gpus_per_node)]
-    for context in contexts[1:]:
+    contexts = _shared(base)
+    tensors = _doublings(base.tensor_parallel, base.gpus_per_node)
+    most = max(tensors, default=1)
+    for context in contexts:
         yield from _with(base, context=context)
-    for tensor in tensors[1:]:
+    for tensor in tensors:
         yield from _with(base, tensor=tensor)
-    for context in contexts[1:]:
-        for tensor in tensors[1:]:
+    for context in contexts:
+        for tensor in tensors:
             yield from _with(base, tensor=tensor, context=context)
     if own:
-        for stages in _doublings(base.pipeline_parallel, base.num_gpus // max(tensors)):
-            yield from _with(base, tensor=max(tensors), stages=stages)
+        for stages in _doublings(base.pipeline_parallel, base.num_gpus // most):
+            yield from _with(base, tensor=most, stages=stages)
 
 
 def _shared(setup: TrainingSetup) -> list[int]:

@@ -131,3 +131,10 @@ def test_a_card_that_cannot_is_refused() -> None:
 def test_every_recipe_has_a_row() -> None:
     assert set(FP8_RECIPES) == set(Fp8Recipe) - {Fp8Recipe.NONE}
     assert {each.package for each in FP8_RECIPES.values()} == set(Fp8Package)
+
+
+@pytest.mark.parametrize("recipe", [each for each in FP8_RECIPES if each is not Fp8Recipe.NONE])
+def test_the_output_matrix_is_one_of_transformer_engines_modules_alone(recipe: Fp8Recipe) -> None:
+    """accelerate 1.15 replaces every ``nn.Linear`` (``convert_model``), torchtitan all but ``output`` (``filter_fqns``)."""
+    found = FP8_RECIPES[recipe]
+    assert found.converts_head == (found.package is Fp8Package.TRANSFORMER_ENGINE)

@@ -35,6 +35,11 @@ MOST_EVENTS = 16
 DATA: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
 DIFFERENT: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
 
+BY_TYPE: dict[str, Any] = json.loads(
+    RECORDED.with_name("type_orders.json").read_text(encoding="utf-8")
+)
+"""The second step of one model of each further type, of which nothing stands elsewhere."""
+
 Token = tuple[str, int, int]
 """What happens, to how many units, and to which of the blocks of that size, the oldest first."""
 
@@ -141,6 +146,13 @@ def test_order(record: dict[str, Any]) -> None:
     known = DIFFERENT.get(record["name"], {"events": 0})["events"]
     assert parted <= known
     assert known <= MOST_SPARE * parted, "its bound in orders_known.json is idle"
+
+
+@pytest.mark.parametrize("record", BY_TYPE["records"], ids=lambda record: str(record["name"]))
+def test_order_of_a_type(record: dict[str, Any]) -> None:
+    """Which gradients are views, where a variable goes, what a class adds or scales: each has its place in the order."""
+    own = {**record, "setup": {**BY_TYPE["setup"], **record["setup"]}}
+    assert predicted_tokens(own) == recorded_tokens(record["events"])
 
 
 def test_what_is_known_has_a_reason() -> None:

@@ -5,9 +5,12 @@ from itertools import pairwise
 import pytest
 
 from memplan import TrainingSetup, Verdict, estimate, load_gpu, load_model
+from memplan.estimator.job import prepared
+from memplan.fast_dataclass import replace
+from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger
 from memplan.memory.replaying.replay import Replayer, replay
-from memplan.memory.required import NUMBERED, KeptRuns, PlayedRun
+from memplan.memory.required import NUMBERED, KeptRuns, PlayedRun, RunSource
 from memplan.units import MIB
 
 
@@ -85,3 +88,20 @@ def test_a_sweep_over_numbers_of_gpus_and_ways_to_shard_finds_its_runs_again() -
     assert isinstance(run, PlayedRun)
     num_events = run._play().num_events
     assert NUMBERED.most_events > numbers_of_gpus * ways * cards * num_events
+
+
+def test_runs_of_one_tape_are_told_apart_by_what_is_beside_it() -> None:
+    """Recorded once, a model is asked for again with the same beside it, as in a sweep, and with something else."""
+    setup = TrainingSetup(seq_len=64).resolve(1024, has_bf16=True)
+    given = prepared(load_model("gpt2"), setup, load_gpu("a100-80gb")).rank_input
+
+    def played(found: RankInput) -> PlayedRun:
+        source = RunSource(
+            record=lambda: found, setup=setup, rank=0, workspace_bytes=0, capacity_bytes=None
+        )
+        return source.played
+
+    assert played(replace(given)) is played(given)
+    other = replace(given, beside=replace(given.beside))
+    assert played(other) is not played(given)
+    assert played(other) is played(replace(other))

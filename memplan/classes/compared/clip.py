@@ -153,7 +153,7 @@ class Tower(PictureModel):
         """Declare its layers and the norm behind them."""
         self.width = config.integer("hidden_size")
 
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList(f"{name}.encoder.layers", kinds, lambda _: self.layer(config))
         self.children["encoder.layers"] = self.children.pop("layers")
         setattr(self, self.last_norm, LayerNorm(self.width))

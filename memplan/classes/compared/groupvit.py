@@ -202,7 +202,7 @@ class GroupViTStage(Module):
         def layer(_: int) -> CLIPEncoderLayer:
             return CLIPEncoderLayer(config, GroupViTAttention(config, size))
 
-        self.layers = LayerList(f"{self.name}.layers", [0] * depth, layer)
+        self.layers = LayerList(f"{self.name}.layers", [None] * depth, layer)
         if self.count:
             self.downsample = TokenAssign(config, size, self.count, outputs)
         if self.count and before:

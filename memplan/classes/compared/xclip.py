@@ -80,7 +80,7 @@ class FramesTransformer(Module):
         )
         size = own.integer("hidden_size")
         self.position_embedding = Weight(1, config.integer("num_frames"), size)
-        kinds = [0] * own.layers("num_hidden_layers")
+        kinds = [None] * own.layers("num_hidden_layers")
         self.layers = LayerList(
             "mit.encoder.layers", kinds, lambda _: CLIPEncoderLayer(own, CLIPAttention(own, size))
         )
@@ -147,7 +147,7 @@ class PromptGeneratorLayer(Module):
 class PromptGenerator(Module):
     def __init__(self, config: ConfigReader, size: int) -> None:
         self.layernorm = LayerNorm(size)
-        kinds = [0] * config.layers("prompt_layers")
+        kinds = [None] * config.layers("prompt_layers")
         self.decoder = KeptLayers(
             "prompts.decoder", kinds, lambda _: PromptGeneratorLayer(config, size)
         )

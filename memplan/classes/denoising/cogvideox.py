@@ -219,7 +219,7 @@ class CogVideoXModel(Denoiser):
         self.embedding_dropout = Dropout(config.number("dropout"))
         self.time_embedding = Perceptron(size, condition)
         self.transformer_blocks = LayerList(
-            "layers", [0] * config.layers("num_layers"), lambda _: CogVideoXBlock(config)
+            "layers", [None] * config.layers("num_layers"), lambda _: CogVideoXBlock(config)
         )
         self.norm_final = LayerNorm(size)
         self.norm_out = Continuous(size, condition=condition, norm=token_norm(config))

@@ -190,11 +190,11 @@ class FluxModel(Denoiser):
         self.context_embedder = Linear(self.text, size, bias=True)
         self.x_embedder = Linear(channels, size, bias=True)
         self.transformer_blocks = LayerList(
-            "joint.layers", [0] * config.layers("num_layers"), lambda _: FluxBlock(config)
+            "joint.layers", [None] * config.layers("num_layers"), lambda _: FluxBlock(config)
         )
         self.single_transformer_blocks = LayerList(
             "single.layers",
-            [0] * config.layers("num_single_layers"),
+            [None] * config.layers("num_single_layers"),
             lambda _: FluxSingleBlock(config),
         )
         self.norm_out = AdaLayerNormContinuous(size)

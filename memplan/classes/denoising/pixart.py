@@ -192,7 +192,7 @@ class PixArtModel(Denoiser):
         self.scale_shift_table = Weight(2, size)
         self.pos_embed = SquarePositions(self.grid, size)
         self.transformer_blocks = LayerList(
-            "layers", [0] * config.layers("num_layers"), lambda _: TableBlock(config)
+            "layers", [None] * config.layers("num_layers"), lambda _: TableBlock(config)
         )
         self.norm_out = BareNorm()
         out = config.integer("out_channels", default=channels)

@@ -219,7 +219,7 @@ class WanModel(Denoiser):
         )
         sees = bool(self.picture)
         self.blocks = LayerList(
-            "layers", [0] * config.layers("num_layers"), lambda _: WanBlock(config, sees=sees)
+            "layers", [None] * config.layers("num_layers"), lambda _: WanBlock(config, sees=sees)
         )
         self.norm_out = FP32LayerNorm(size, affine=False)
         self.proj_out = Linear(size, self.grid.features, bias=True)

@@ -177,7 +177,7 @@ class GlmImageVisionModel(PackedTower):
         self.embeddings = Glm4vVisionEmbeddings((config.integer("image_size") // patch) ** 2, size)
         self.patch_embed = InOrder(proj=Conv2d(channels, size, patch, stride=(patch, patch)))
         self.blocks = LayerList(
-            "layers", [0] * config.layers("depth"), lambda _: self.layer(config)
+            "layers", [None] * config.layers("depth"), lambda _: self.layer(config)
         )
         self.cut_into(patch, patch, channels=channels)
 

@@ -161,10 +161,10 @@ class GlmAsrEncoder(Ear):
         size = config.integer("hidden_size")
         self.conv1 = Conv1d(config.integer("num_mel_bins"), size, 3, padding=1)
         self.conv2 = Conv1d(size, size, 3, stride=2, padding=1)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: GlmAsrEncoderLayer(config))
         self.add_norm(LayerNorm(size))
-        attention: Any = self.layers.made[0].children["self_attn"]
+        attention: Any = self.layers.made[None].children["self_attn"]
         self.rotary_emb = RotaryEmbedding(rotated_dim(config, attention.head_dim, 1.0))
 
     def forward(self, input_features: Handle) -> Handle:

@@ -95,7 +95,7 @@ class InternVLVisionModel(PictureModel):
     def __init__(self, config: ConfigReader) -> None:
         self.width, self.context = config.integer("hidden_size"), num_patches(config)
         self.embeddings = InternVLVisionEmbeddings(config)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList("layers", kinds, lambda _: InternVLVisionLayer(config))
         self.children["encoder.layer"] = self.children.pop("layers")
         if not config.flag("use_mean_pooling"):

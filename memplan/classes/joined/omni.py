@@ -55,7 +55,7 @@ def linear(inputs: int, outputs: int) -> Linear:
 
 def listed(tower: str, count: int, layer: Any) -> LayerList:
     """Layers of a part."""
-    return LayerList(f"{tower}.layers", [0] * count, lambda _: layer())
+    return LayerList(f"{tower}.layers", [None] * count, lambda _: layer())
 
 
 def numbered(*modules: Module) -> InOrder:

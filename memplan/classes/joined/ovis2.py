@@ -68,7 +68,7 @@ class Ovis2VisionModel(SiglipVisionModel):
     def __init__(self, config: ConfigReader) -> None:
         self.width = config.integer("hidden_size")
         self.embeddings = Ovis2VisionEmbeddings(config)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList(
             "vision_model.layers", kinds, lambda _: Ovis2VisionEncoderLayer(config, self.width)
         )

@@ -75,7 +75,7 @@ class PixtralVisionModel(PictureModel):
         patch = pair(config, "patch_size")
         self.patch_conv = Conv2d(channels, self.width, *patch, stride=patch, bias=False)
         self.ln_pre = RMSNorm(self.width)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList("layers", kinds, lambda _: PixtralAttentionLayer(config))
         self.children["transformer.layers"] = self.children.pop("layers")
         heads = config.integer("num_attention_heads")

@@ -120,7 +120,7 @@ class BlipVisionModel(PictureModel):
         self.width = size = config.integer("hidden_size")
         self.embeddings = BlipVisionEmbeddings(config, size)
         self.context = self.embeddings.count
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList(
             "vision_model.layers", kinds, lambda _: BlipEncoderLayer(config, size)
         )

@@ -188,7 +188,7 @@ class CvtStage(Module):
         embeddings = CvtConvEmbeddings(stage)
         self.embedding = InOrder(convolution_embeddings=embeddings, dropout=Dropout(stage.dropout))
         self.layers = LayerList(
-            f"stages.{stage.index}.layers", [0] * stage.depth, lambda _: CvtLayer(stage)
+            f"stages.{stage.index}.layers", [None] * stage.depth, lambda _: CvtLayer(stage)
         )
 
     def forward(self, hidden_state: Handle) -> tuple[Handle, Handle | None]:

@@ -143,7 +143,7 @@ class VideoMAEModel(PictureModel):
         times = self.frames // config.integer("tubelet_size")
         self.context = max(1, num_patches(config) * times)
         self.embeddings = VideoMAEEmbeddings(config)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         layers = LayerList("layers", kinds, lambda _: VideoMAELayer(config, size, inner))
         setattr(self, "encoder.layer", layers)
         if not config.flag("use_mean_pooling", default=True):

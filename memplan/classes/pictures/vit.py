@@ -224,7 +224,7 @@ class ViTModel(PictureModel):
 
     def kinds(self, config: ConfigReader, depth: int) -> list[Hashable]:  # noqa: ARG002
         """What sets layers apart."""
-        return [0] * depth
+        return [None] * depth
 
     def layer(self, config: ConfigReader, kind: Hashable) -> Module:  # noqa: ARG002
         """One of a kind."""

@@ -184,7 +184,7 @@ class Sam2VideoMemoryEncoder(Module):
         self.feature_projection, self.projection = Conv2d(size, size, 1), Conv2d(size, out, 1)
         count = config.layers("memory_fuser_num_layers")
         self.fuser = KeptLayers(
-            "memory_encoder.fuser", [0] * count, lambda _: Sam2VideoMemoryFuserCXBlock(config)
+            "memory_encoder.fuser", [None] * count, lambda _: Sam2VideoMemoryFuserCXBlock(config)
         )
 
 
@@ -209,7 +209,7 @@ class Sam2VideoModel(PictureModel):
         self.memory_attention = InOrder(
             layers=LayerList(
                 "memory_attention.layers",
-                [0] * count,
+                [None] * count,
                 lambda _: Sam2VideoMemoryAttentionLayer(config),
             ),
             layer_norm=LayerNorm(config.integer("memory_attention_hidden_size")),

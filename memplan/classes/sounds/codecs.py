@@ -194,7 +194,7 @@ class MimiModel(SoundModel):
 
     def transformer(self, config: ConfigReader, name: str) -> Parts:
         """Layers."""
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         made = LayerList(f"{name}.layers", kinds, lambda _: MimiTransformerLayer(config))
         return Parts(layers=made)
 

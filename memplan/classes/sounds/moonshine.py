@@ -172,7 +172,7 @@ class MoonshineEncoder(SoundStack):
         self.conv2 = Conv1d(hidden, 2 * hidden, 7, stride=3)
         self.conv3 = Conv1d(2 * hidden, hidden, 3, stride=2)
         self.groupnorm = GroupNorm(1, hidden)
-        kinds = [0] * config.layers("encoder_num_hidden_layers")
+        kinds = [None] * config.layers("encoder_num_hidden_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: MoonshineEncoderLayer(config))
         self.add_norm(norm(config))
         self.rotary_emb = turning(config)
@@ -196,7 +196,7 @@ class MoonshineDecoder(SoundDecoder):
 
     def __init__(self, config: ConfigReader) -> None:
         self.embed_tokens = Embedding(config.integer("vocab_size"), config.integer("hidden_size"))
-        kinds = [0] * config.layers("decoder_num_hidden_layers")
+        kinds = [None] * config.layers("decoder_num_hidden_layers")
         self.layers = LayerList("decoder.layers", kinds, lambda _: MoonshineDecoderLayer(config))
         self.add_norm(norm(config))
         self.rotary_emb = turning(config)

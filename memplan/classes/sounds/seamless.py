@@ -153,7 +153,7 @@ class SeamlessM4TEncoder(SoundStack):
         if not prefix:
             self.embed_tokens = ScaledWordEmbedding(config.integer("vocab_size"), hidden)
             self.embed_positions = Sines(config.integer("max_position_embeddings"), hidden)
-        kinds = [0] * config.layers(f"{prefix}encoder_layers")
+        kinds = [None] * config.layers(f"{prefix}encoder_layers")
         make = partial(SeamlessM4TEncoderLayer, config, f"{prefix}encoder")
         self.layers = LayerList(f"{prefix}encoder.layers", kinds, lambda _: make())
         self.add_norm(LayerNorm(hidden))
@@ -175,7 +175,7 @@ class SeamlessM4TDecoder(SoundDecoder):
         self.dropout = config.number("dropout", default=0.0)
         self.embed_tokens = ScaledWordEmbedding(config.integer(f"{prefix}vocab_size"), hidden)
         self.embed_positions = Sines(config.integer("max_position_embeddings"), hidden)
-        kinds = [0] * config.layers(f"{prefix}decoder_layers")
+        kinds = [None] * config.layers(f"{prefix}decoder_layers")
         make = partial(SeamlessM4TDecoderLayer, config, f"{prefix}decoder")
         self.layers = LayerList(f"{prefix}decoder.layers", kinds, lambda _: make())
         self.add_norm(LayerNorm(hidden))
@@ -223,7 +223,7 @@ class SpeechConformerEncoder(PositionTables):
         self.dropout = Dropout(kind.dropout)
         self.chunked = kind.causal and bool(config.optional_integer("speech_encoder_chunk_size"))
         made = SecondConformerEncoderLayer if kind.causal else ConformerEncoderLayer
-        kinds = [0] * config.layers("speech_encoder_layers")
+        kinds = [None] * config.layers("speech_encoder_layers")
         self.layers = LayerList("speech_encoder.layers", kinds, lambda _: made(kind))
         self.layer_norm = LayerNorm(kind.size)
         self.layer_norm.segment = "speech_encoder.middle", ModelPart.OTHER
@@ -250,7 +250,7 @@ class Adapter(Module):
             kind, distances="", activation=Activation.RELU, dropout=drop, activation_dropout=drop
         )
         sizes = config.integer("adaptor_kernel_size"), config.integer("adaptor_stride")
-        kinds = [0] * config.layers("num_adapter_layers")
+        kinds = [None] * config.layers("num_adapter_layers")
         make = partial(ConformerAdapterLayer, kind, *sizes, drop)
         self.layers = OutsideCheckpoints("speech_encoder.adapter.layers", kinds, lambda _: make())
 
@@ -309,7 +309,7 @@ class UnitDecoder(Module):
             for key in ("embed_dim", "hidden_dim", "kernel_size")
         )
         self.duration_predictor = variance_predictor(*sizes)
-        kinds = [0] * config.layers("t2u_decoder_layers")
+        kinds = [None] * config.layers("t2u_decoder_layers")
         make = partial(UnitDecoderLayer, config, SeamlessM4TAttention)
         self.layers = LayerList("t2u_decoder.layers", kinds, lambda _: make())
         self.layer_norm = LayerNorm(hidden)

@@ -253,7 +253,7 @@ class WrappedEncoder(Module):
     def __init__(self, config: ConfigReader) -> None:
         self.layer_norm = LayerNorm(config.integer("hidden_size"))
         self.dropout = Dropout(config.number("hidden_dropout", default=0.0))
-        kinds = [0] * config.layers("encoder_layers")
+        kinds = [None] * config.layers("encoder_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: SpeechT5EncoderLayer(config))
         self.embed_positions = RelativePositions(config)
 
@@ -316,7 +316,7 @@ _DECODER_PRENETS = {SPEECH: SpeechDecoderPrenet, TEXT: TextDecoderPrenet}
 
 class WrappedDecoder(Module):
     def __init__(self, config: ConfigReader) -> None:
-        kinds = [0] * config.layers("decoder_layers")
+        kinds = [None] * config.layers("decoder_layers")
         self.layers = LayerList("decoder.layers", kinds, lambda _: SpeechT5DecoderLayer(config))
 
     def forward(self, hidden_states: Handle, encoder_hidden_states: Handle) -> Handle:

@@ -101,7 +101,7 @@ def layer_list(
     config: ConfigReader, key: str, segment: str, made: Callable[[], Module]
 ) -> LayerList:
     """As many layers as the config says."""
-    return LayerList(segment, [0] * config.layers(key), lambda _: made())
+    return LayerList(segment, [None] * config.layers(key), lambda _: made())
 
 
 class ClvpDecoderLayer(Module):

@@ -268,7 +268,7 @@ class Wav2Vec2Adapter(Module):
             self.segment = "adapter.embed", ModelPart.OTHER
             self.proj = Linear(hidden, size, bias=True)
             self.proj_layer_norm = LayerNorm(size)
-        kinds = [0] * config.layers("num_adapter_layers")
+        kinds = [None] * config.layers("num_adapter_layers")
         self.layers = OutsideCheckpoints("adapter.layers", kinds, lambda _: self.made_layer(config))
 
     def made_layer(self, config: ConfigReader) -> Module:

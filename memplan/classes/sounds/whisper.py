@@ -74,7 +74,7 @@ class FrameEncoder(SoundStack):
         hidden = config.integer("d_model")
         self.dropout = config.number("dropout", default=0.0)
         self.add_tables(config, hidden)
-        kinds = [0] * config.layers("encoder_layers")
+        kinds = [None] * config.layers("encoder_layers")
         self.layers = LayerList("encoder.layers", kinds, lambda _: self.layer_class(config))
         self.add_norm(LayerNorm(hidden))
 
@@ -133,7 +133,7 @@ class TextDecoder(SoundDecoder):
         self.dropout = config.number("dropout", default=0.0)
         self.embed_tokens = Embedding(config.integer("vocab_size"), hidden)
         self.add_positions(config, hidden)
-        kinds = [0] * config.layers("decoder_layers")
+        kinds = [None] * config.layers("decoder_layers")
         self.layers = LayerList("decoder.layers", kinds, lambda _: self.layer_class(config))
         self.add_norm(LayerNorm(hidden))
 

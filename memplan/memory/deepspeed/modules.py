@@ -11,7 +11,7 @@ together, and their gradients are reduced only when the last one is there.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, auto
 from typing import NamedTuple
 
 from memplan.fast_dataclass import dataclass, field
@@ -32,13 +32,13 @@ MAX_VISITS = 16
 class Act(IntEnum):
     """What happens to a rank's memory next."""
 
-    FETCH = 0
+    FETCH = auto()
     """A module's parameters are needed; the operand is the module."""
-    RELEASE = 1
+    RELEASE = auto()
     """They are not needed any more."""
-    HAND_OVER = 2
+    HAND_OVER = auto()
     """A module that is taken as a whole hands all of its gradients over; the operand is it."""
-    DETACH = 3
+    DETACH = auto()
     """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
     gathered stay until the backward pass has used them."""
 

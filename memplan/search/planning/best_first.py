@@ -7,7 +7,7 @@ one comes out that is as good as it seemed: no other is better. That is A* (Hart
 """
 
 from collections.abc import Callable, Iterable
-from enum import IntEnum
+from enum import IntEnum, auto
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -49,9 +49,9 @@ Sizes = Callable[[TrainingSetup], list[int]]
 class _Known(IntEnum):
     """How closely a combination was looked at."""
 
-    ARITHMETIC = 0
-    WALK = 1
-    ESTIMATES = 2
+    ARITHMETIC = auto()
+    WALK = auto()
+    ESTIMATES = auto()
 
 
 class _Open(NamedTuple):

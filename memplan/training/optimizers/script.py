@@ -8,7 +8,7 @@ there is alive until then, as it is in Python.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, auto
 from functools import lru_cache
 from math import prod
 
@@ -89,31 +89,31 @@ class Place(Enum):
 class ActKind(IntEnum):
     """What a script asks for."""
 
-    STATE = 0
+    STATE = auto()
     """A block that stays."""
-    COUNTER = 1
+    COUNTER = auto()
     """The same, a scalar that counts steps."""
-    SHARED = 2
+    SHARED = auto()
     """The same, once for all tensors."""
-    LET = 3
+    LET = auto()
     """A block bound to a name; what was bound to it before goes."""
-    DROP = 4
+    DROP = auto()
     """What is bound to a name goes."""
-    COLUMN_MEAN = 5
+    COLUMN_MEAN = auto()
     """Scratch of a sum over rows; ``num_bytes`` are the input's."""
-    GRADIENT = 6
+    GRADIENT = auto()
     """The gradient goes; what the name holds, if there is a name, takes its place."""
-    RENAME = 7
+    RENAME = auto()
     """``old>new``: what one name holds is another's from now on."""
-    WEIGHT = 8
+    WEIGHT = auto()
     """The same of the weight itself."""
-    LET_WEIGHT = 9
+    LET_WEIGHT = auto()
     """A block bound to a name that will be the weight's."""
-    MANAGED = 10
-    HOST = 11
-    RENEWED = 12
+    MANAGED = auto()
+    HOST = auto()
+    RENEWED = auto()
     """A state that is another block after each step."""
-    LAPSED = 13
+    LAPSED = auto()
     """The oldest of these that has this name goes: the block that it was."""
 
 

@@ -212,7 +212,7 @@ class Gemma4VisionModel(PictureModel):
         self.standardizes = config.flag("standardize")
         self.patch_embedder = Gemma4VisionPatchEmbedder(config, size, self.features)
         self.rotary_emb = Gemma4VisionRotaryEmbedding(config.integer("head_dim"))
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList(
             "vision_model.layers", kinds, lambda _: Gemma4VisionEncoderLayer(config, size)
         )

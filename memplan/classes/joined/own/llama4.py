@@ -115,7 +115,7 @@ class Llama4VisionModel(PictureModel):
         self.positional_embedding_vlm = Weight(self.count, size)
         self.patch_embedding = Llama4UnfoldConvolution(config, size)
         self.layernorm_pre, self.layernorm_post = LayerNorm(size), LayerNorm(size)
-        kinds = [0] * config.layers("num_hidden_layers")
+        kinds = [None] * config.layers("num_hidden_layers")
         self.layers = LayerList(
             "vision_model.layers", kinds, lambda _: Llama4VisionEncoderLayer(config, size)
         )

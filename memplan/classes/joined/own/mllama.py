@@ -153,13 +153,13 @@ class MllamaVisionModel(PictureModel):
         """Two lists, which transformers checkpoints in no job; some results of the first are read at the end."""
         depth = config.layers("num_hidden_layers")
         self.layers = KeptLayers(
-            "vision_model.layers", [0] * depth, lambda _: MllamaVisionEncoderLayer(config, size)
+            "vision_model.layers", [None] * depth, lambda _: MllamaVisionEncoderLayer(config, size)
         )
         self.children["transformer.layers"] = self.children.pop("layers")
         self.layers.capture(*range(1, depth + 1), is_read=True)
         count = config.layers("num_global_layers")
         self.global_layers = KeptLayers(
-            "vision_model.global_layers", [0] * count,
+            "vision_model.global_layers", [None] * count,
             lambda _: MllamaVisionEncoderLayer(config, size, gated=True),
         )  # fmt: skip
         self.children["global_transformer.layers"] = self.children.pop("global_layers")

@@ -102,7 +102,7 @@ class Step3p7VisionModel(PictureModel):
         self.width = 4 * size
         self.embeddings = Step3p7VisionEmbeddings(config, size)
         self.pre_layernorm = LayerNorm(size)
-        kinds = [0] * config.layers("layers", "num_hidden_layers")
+        kinds = [None] * config.layers("layers", "num_hidden_layers")
         self.layers = LayerList(
             "vision_model.layers", kinds, lambda _: Step3p7VisionEncoderLayer(config, size)
         )
