@@ -61,6 +61,7 @@ class T5LayerNorm(RMSNorm):
     kind = NormKind.RMS_T5
 
     def forward(self, x: Handle) -> Handle:
+        x = self.behind_hook(x)
         variance = x.float().pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         weight = self.parameter(self.weight)

@@ -174,6 +174,14 @@ class Module:
             run.leave(self.within)
         return made
 
+    def behind_hook(self, x: Handle) -> Handle:
+        """An argument that it reads several times, or that others read too, where it is given by its place.
+
+        An engine's hook sums up the gradients of what it reads before they go on (deepspeed 0.19.8,
+        runtime/zero/parameter_offload.py, ``_post_backward_module_hook``).
+        """
+        return x.aliased() if self.run.options.module_hooks and x.requires_grad else x
+
     def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
         """Whether a segment is not trained, of a stack where it is a part of one."""
         freeze, owner = self.run.options.freeze, owner_of(stack)
