@@ -36,7 +36,7 @@ class GemmaRMSNorm(RMSNorm):
         return x * (x.pow(2).mean() + 1e-6).rsqrt()
 
     def forward(self, x: Handle) -> Handle:
-        output = self.normed(x.float())
+        output = self.normed(self.behind_hook(x).float())
         output = output * (1.0 + self.operand(self.weight).float())
         return output.to(x.dtype)
 

@@ -38,6 +38,7 @@ class CpmAntLayerNorm(RMSNorm):
 
     def forward(self, hidden_states: Handle) -> Handle:
         old_dtype = hidden_states.dtype
+        hidden_states = self.behind_hook(hidden_states)
         variance = hidden_states.float().pow(2).mean()
         scale = (variance + 1e-6).rsqrt()
         return (hidden_states * scale).to(old_dtype) * self.operand(self.weight)
@@ -63,6 +64,7 @@ class CpmAntAttention(HeadAttention):
     def forward(self, x: Handle, mask: Handle, position_bias: Handle) -> Attended:
         batch, length, _ = x.shape
         query = self.project_q(x)
+        x = self.behind_hook(x)
         key = in_rows_again(self.project_k(x))
         value = self.project_v(x)
         query = in_heads(query, self.head_dim)
@@ -156,6 +158,7 @@ class CpmAntTransformerBlock(DecoderLayer):
         return self.ffn.ffn.facts()
 
     def forward(self, hidden_states: Handle, mask: Handle, position_bias: Handle) -> Attended:
+        position_bias = self.behind_hook(position_bias)
         hidden_states, attn_weights = self.self_att(hidden_states, mask, position_bias)
         hidden_states = self.ffn(hidden_states)
         return hidden_states, attn_weights
@@ -171,9 +174,11 @@ class CpmAntEncoder(Module):
         self.output_layernorm.segment = "decoder.norm", ModelPart.NORM
 
     def forward(self, hidden_states: Handle, mask: Handle, position_bias: Handle) -> Handle:
+        self.run.enter(self.within)
         for layer in self.layers:
             hidden_states, _attn_weights = layer(hidden_states, mask, position_bias)
         hidden_states = self.output_layernorm(hidden_states)
+        self.run.leave(self.within)
         return hidden_states
 
 

@@ -173,6 +173,7 @@ class BartEncoderLayer(EncoderLayerParts):
 
 class BartDecoderLayer(DecoderLayerParts):
     def forward(self, x: Handle, mask: Handle | None, memory: Handle) -> Handle:
+        memory = self.behind_hook(memory)
         residual = x
         x, _ = self.self_attn(x, None, mask)
         x = dropout(x, self.dropout)
@@ -219,6 +220,7 @@ class MBartDecoderLayer(DecoderLayerParts):
     placement = NormPlacement.PRE
 
     def forward(self, x: Handle, mask: Handle | None, memory: Handle) -> Handle:
+        memory = self.behind_hook(memory)
         residual = x
         x = self.self_attn_layer_norm(x)
         x, _ = self.self_attn(x, None, mask)

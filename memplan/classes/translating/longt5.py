@@ -286,6 +286,7 @@ class LongT5Block(BlockParts):
         memory: Handle | None,
         cross_bias: Handle | None,
     ) -> Returned:
+        memory = None if memory is None else self.behind_hook(memory)
         self_attention_outputs = self.layer[0](x, mask, bias)
         x = looked_at(self_attention_outputs[0])
         cross_attention_outputs: tuple[Handle | None, ...] = None, None, None

@@ -312,6 +312,7 @@ class ProphetNetDecoderLayer(LayerParts):
         masks: tuple[Handle, Handle],
         buckets: tuple[Handle, Handle],
     ) -> Handle:
+        memory = self.behind_hook(memory)
         ngram_attention_output, self_attn_weights, ngram_weights = self.self_attn(x, masks, buckets)
         x = self.self_attn_layer_norm(x + ngram_attention_output)
         if "cross_attn" in self.children:

@@ -61,6 +61,7 @@ class T5LayerNorm(RMSNorm):
     kind = NormKind.RMS_T5
 
     def forward(self, x: Handle) -> Handle:
+        x = self.behind_hook(x)
         variance = x.float().pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         weight = self.parameter(self.weight)
@@ -368,6 +369,7 @@ class T5Block(BlockParts):
         memory: Handle | None,
         cross_bias: Handle | None,
     ) -> tuple[Handle, Handle, Handle | None]:
+        memory = None if memory is None else self.behind_hook(memory)
         x, self_attn_position_bias, _ = self.layer[0](x, mask, bias)
         x = clamped(x)
         cross_attn_position_bias = None
@@ -565,6 +567,7 @@ class UMT5Block(BlockParts):
         return [*found, T5LayerFF(config)]
 
     def forward(self, x: Handle, mask: Handle | None, memory: Handle | None) -> Handle:
+        memory = None if memory is None else self.behind_hook(memory)
         x, _ = self.layer[0](x, mask)
         x = clamped(x)
         if memory is not None:

@@ -53,7 +53,8 @@ class Tensor:
     """A number of elements and a dtype, on a storage."""
 
     __slots__ = (
-        "by_channel", "by_column", "by_head", "dtype", "is_flat", "numel", "requires_grad", "storage",
+        "by_channel", "by_column", "by_head", "dtype", "is_flat", "is_scattered", "numel",
+        "requires_grad", "storage",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +73,8 @@ class Tensor:
         """Queries, keys or values that lie head by head in memory, not token by token."""
         self.is_flat = False
         """Its rows are one dimension, so that its gradient out of a product is no view of one."""
+        self.is_scattered = False
+        """Its rows are seen as one dimension only in a copy, which what multiplies it makes itself."""
 
 
 @dataclass(frozen=True, slots=True)

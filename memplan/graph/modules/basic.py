@@ -11,7 +11,7 @@ from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layouts import Straightened, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, view_strides
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import (
     add_in_place,
@@ -21,7 +21,12 @@ from memplan.graph.operations.elementwise import (
 )
 from memplan.graph.operations.lookups import embedding_lookup
 from memplan.graph.operations.norms import copy_gradient_first, native_layer_norm, rms_norm_fused
-from memplan.graph.operations.products import base_product, linear, matmul_weight
+from memplan.graph.operations.products import (
+    base_product,
+    copy_gradient_of_product,
+    linear,
+    matmul_weight,
+)
 from memplan.graph.splitting.tensor_parallel import (
     add_up,
     note_parts_of_sums,
@@ -60,14 +65,18 @@ class Linear(Module):
         else:
             x = flattened(x)
             made = self._again(x) if self.is_here(self.weight) else self._own(x)
+        return multiplied(x, made, self._shape(x, made))
+
+    def _shape(self, x: Handle, made: Tensor) -> Shape:
+        """The shape of what it gives: of as many tokens as are there then."""
         width = self._width()
         if len(x.shape) == 2:
-            return Handle(self.run, made, (made.numel // width, width), flat=True)
+            return made.numel // width, width
         if len(x.shape) > 3:
-            return Handle(self.run, made, (*x.shape[:-1], width), flat=True)
+            return *x.shape[:-1], width
         batch = x.shape[0]
         length = made.numel // (batch * width) if batch else x.shape[1]
-        return Handle(self.run, made, (batch, length, width), flat=True)
+        return batch, length, width
 
     def _own(self, x: Handle) -> Tensor:
         run, split = self.run, self.split
@@ -94,8 +103,10 @@ class Linear(Module):
 
     def _adds_apart(self, x: Handle) -> bool:
         """Whether the bias is added to the product, as of sequences that have to be copied into rows."""
-        whole = self.split is Split.WHOLE and self.run.options.fp8 is Fp8Recipe.NONE
-        return whole and "bias" in self.weights and len(x.shape) > 2 and not is_flat(x)
+        options = self.run.options
+        whole = self.split is Split.WHOLE and options.fp8 is Fp8Recipe.NONE
+        whole = whole and not options.python_linear
+        return whole and "bias" in self.weights and len(x.shape) > 2 and not x.is_rows
 
     def _apart(self, x: Handle) -> Tensor:
         """``matmul(x, weight.T).add_(bias)`` (torch 2.13, aten/src/ATen/native/Linear.cpp, ``linear``)."""
@@ -194,16 +205,31 @@ class Conv1D(Linear):
         parameter.in_conv1d = weight is self.weight
 
 
+def multiplied(x: Handle, made: Tensor, shape: Shape) -> Handle:
+    """What a product with a weight gave: its gradient is seen as rows, or copied into them.
+
+    Once, before anything is computed of it, or by a function in Python for each product.
+    """
+    run = x.run
+    if not run.options.python_linear:
+        return Handle(run, made, shape, flat=True)
+    operation = run.segment.operations[-1]
+    found = Handle(run, made, shape)
+    if operation.kind is not OperationKind.LINEAR or operation.outputs[0] is not made:
+        return found
+    rows = prod(shape[:-1]), shape[-1]
+    copies = partial(copy_gradient_of_product, operation)
+    return x.leads_to(found, in_rows(x.shape), Straightened(copies, rows))
+
+
 def flattened(x: Handle) -> Handle:
-    """What a linear layer reads as rows: a copy where that is no view, of what autocast casts."""
-    if is_flat(x):
+    """What a linear layer reads as rows: a copy where that is no view, of what autocast casts.
+
+    One that is a function in Python copies it itself.
+    """
+    if x.is_rows or x.run.options.python_linear:
         return x
     return (x if x.run.autocast is None else x.to(x.run.autocast)).contiguous()
-
-
-def is_flat(x: Handle) -> bool:
-    """Whether it is seen as rows without a copy."""
-    return view_strides(x.shape, x.strides, (prod(x.shape[:-1]), x.shape[-1])) is not None
 
 
 class Embedding(Module):
@@ -297,14 +323,10 @@ class RMSNorm(Norm):
 
     kind = NormKind.RMS
 
-    def is_hooked(self, x: Handle) -> bool:
-        """Whether an engine's hook stands before the sum of its input's gradients, with no cast behind it."""
-        return self.run.options.module_hooks and x.dtype is DType.FP32
-
     def forward(self, x: Handle) -> Handle:
         """Over the last dimension."""
         dtype = x.dtype
-        x = x.aliased() if self.is_hooked(x) else x.float()
+        x = self.behind_hook(x).float()
         variance = x.pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         return scaled(self, self.weight, x.to(dtype))
@@ -321,7 +343,7 @@ class UpcastRMSNorm(RMSNorm):
     def forward(self, x: Handle) -> Handle:
         """Over the last dimension."""
         dtype = x.dtype
-        x = x.aliased() if self.is_hooked(x) else x.float()
+        x = self.behind_hook(x).float()
         variance = x.pow(2).mean()
         x = x * (variance + 1e-6).rsqrt()
         return scaled(self, self.weight, x).to(dtype)

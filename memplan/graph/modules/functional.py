@@ -32,7 +32,12 @@ def linear(x: Handle, module: Module, weight: Weight, bias: Weight | None = None
 
 def in_rows_again(x: Handle) -> Handle:
     """The sequences that a linear layer made of rows: where their gradient lies otherwise it is copied here,
-    and not at the views behind (torch 2.13, aten/src/ATen/native/Linear.cpp, ``_unsafe_view``)."""
+    and not at the views behind (torch 2.13, aten/src/ATen/native/Linear.cpp, ``_unsafe_view``).
+
+    A linear layer that is a function in Python made no rows.
+    """
+    if x.run.options.python_linear:
+        return x
     run, made = x.run, Handle(x.run, x.run.view(x.record, x.numel), x.shape)
     run.record(OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.SEEN,))
     return x.leads_to(made, unchanged, Settled(run.segment.operations[-1], Gradient.SEEN))

@@ -87,7 +87,15 @@ class Handle:
         """The record, told how it lies, for kernels that go by it."""
         self.record.by_head = self.by_head
         self.record.is_flat = len(self.shape) == 2
+        if self.run.options.python_linear:
+            self.record.is_scattered = not self.is_rows
         return self.record
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether it is seen as rows without a copy."""
+        shape = self.shape
+        return view_strides(shape, self.strides, (prod(shape[:-1]), shape[-1])) is not None
 
     def like(self, record: Tensor, other: "Handle | None" = None) -> "Handle":
         """What an operation element by element gave: it lies as the operand that has its shape."""

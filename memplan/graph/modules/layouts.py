@@ -76,6 +76,14 @@ class Straightened:
 
     copies: Callable[[], None]
     """Say so of the operation."""
+    seen: Shape | None = None
+    """The shape as which it has to be seen without a copy; None: its own, in rows."""
+
+    def suits(self, shape: Shape, lies: Shape) -> bool:
+        """Whether a gradient is taken as it is."""
+        if self.seen is None:
+            return is_contiguous(shape, lies)
+        return view_strides(shape, lies, self.seen) is not None
 
 
 Settles = Settled | Straightened | None
@@ -105,7 +113,7 @@ class Layouts:
             found = given.takes(rule(lies))
             arrived.setdefault(given, found or row_strides(given.shape))
             if isinstance(settles, Straightened):
-                if not is_contiguous(made.shape, lies):
+                if not settles.suits(made.shape, lies):
                     settles.copies()
                 continue
             if settles is None:

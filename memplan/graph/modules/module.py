@@ -159,20 +159,32 @@ class Module:
             args = (gathered(args[0], narrow=self.gathers_codes), *args[1:])
         if self.block is not None:
             around, run.block = run.block, self.block
-            made = self.forward(*args)
+            made = self._between_hooks(*args)
             run.block = around
             return made
         if self.owns_weights:
-            segment, start = run.segment, len(run.segment.operations)
-            made = self.forward(*args)
-            if self.weights and run.segment is segment:
-                segment.spans.append((start, len(segment.operations), self.within))
-            return made
+            return self._between_hooks(*args)
         run.enter(self.within)
         made = self.forward(*args)
         if isinstance(made, Handle) and made.requires_grad:
             run.leave(self.within)
         return made
+
+    def _between_hooks(self, *args: Any) -> Any:
+        """Run ``forward``, and note from where to where."""
+        segment, start = self.run.segment, len(self.run.segment.operations)
+        made = self.forward(*args)
+        if self.run.segment is segment:
+            segment.spans.append((start, len(segment.operations), self.within))
+        return made
+
+    def behind_hook(self, x: Handle) -> Handle:
+        """An argument that it reads several times, or that others read too, where it is given by its place.
+
+        An engine's hook sums up the gradients of what it reads before they go on (deepspeed 0.19.8,
+        runtime/zero/parameter_offload.py, ``_post_backward_module_hook``).
+        """
+        return x.aliased() if self.run.options.module_hooks and x.requires_grad else x
 
     def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
         """Whether a segment is not trained, of a stack where it is a part of one."""

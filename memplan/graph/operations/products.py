@@ -1,11 +1,14 @@
 """Linear layers and products of two tensors, with their adapters, codes and splits."""
 
+from collections.abc import Sequence
+
 from memplan.errors import SetupError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.overlay import BASE_LAYER
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import Gradient, Operation
 from memplan.graph.core.splits import Split
 from memplan.graph.core.tape import Tape
+from memplan.graph.core.temporaries import Temporaries
 from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.model.parameters import WeightRole
 from memplan.training.choices_of_kernels.fp8 import Fp8Recipe
@@ -36,7 +39,7 @@ def linear(
 
         formats = fp8_formats(t, in_features, out_features)
         if formats is not None:
-            return linear_fp8(t, x, weight, bias_parameter, formats)
+            return linear_fp8(t, _in_rows(t, x), weight, bias_parameter, formats)
     return matmul_weight(t, x, weight, bias_parameter)
 
 
@@ -145,7 +148,7 @@ def trained_weight(t: Tape, weight: Parameter) -> Tensor:
 def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None = None) -> Tensor:
     """The same without what an adapter adds; a packed weight is multiplied as its format is."""
     if t.options.quantizer is not None and weight.packed is not None:
-        return t.options.quantizer.product(t, x, weight, bias)
+        return t.options.quantizer.product(t, _in_rows(t, x), weight, bias)
     out_features, in_features = weight.shape[-2:]
     # C++ evaluates the arguments of autocast's wrapper from the last to the first.
     addend = t.cast_weight(bias) if bias is not None else None
@@ -170,12 +173,57 @@ def base_product(t: Tape, x: Tensor, weight: Parameter, bias: Parameter | None =
     if addend is not None:
         inputs += (addend,)
         gradients += (Gradient.SUMMED,)
+    forward, backward = _rows_copied(inputs, x) if x.is_scattered else ((), ())
     t.record(
         OperationKind.LINEAR, inputs, (out,), saves=saves, gradients=gradients,
+        forward_scratch_bytes=forward, backward_scratch_bytes=backward,
         flops=2 * rows * in_features * out_features, in_python=t.options.python_linear,
     )  # fmt: skip
     t.touch(given)
     return out
+
+
+def _in_rows(t: Tape, x: Tensor) -> Tensor:
+    """What a kernel reads that takes nothing else than rows."""
+    return t.contiguous(x) if x.is_scattered else x
+
+
+def _rows_copied(
+    inputs: Sequence[Tensor], *scattered: Tensor
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What a function that keeps a tensor as it lies takes to see it in rows: a copy for each product with it.
+
+    ``scattered`` are its input, its result's gradient, or both. (DeepSpeed 0.19.8, runtime/zero/linear.py,
+    ``LinearFunctionForZeroStage3``: ``input.matmul``, ``grad_output.matmul`` and, for the weight's gradient,
+    ``grad_output.reshape`` and ``input.reshape``)
+    """
+    x, factor, *_ = inputs
+    sizes = [each.numel * each.dtype.num_bytes for each in scattered]
+    given = [size for each, size in zip(scattered, sizes, strict=True) if each is x]
+    arriving = [size for each, size in zip(scattered, sizes, strict=True) if each is not x]
+    forward, backward = Temporaries(), Temporaries()
+    _between(forward, given)
+    for each in inputs:
+        if each.requires_grad:
+            _between(
+                backward,
+                arriving if each is x else arriving + given if each is factor else [],
+            )
+    return forward.blocks, backward.blocks
+
+
+def _between(script: Temporaries, copies: list[int]) -> None:
+    """Copies are made, then what is computed of them, and they go."""
+    taken = [script.take(size) for size in copies]
+    script.result()
+    script.drop(*taken)
+
+
+def copy_gradient_of_product(operation: Operation) -> None:
+    """Note that what arrives in backward is no view of rows, and is copied for each product with it."""
+    x, *_ = operation.inputs
+    scattered = (x, *operation.outputs) if operation.forward_scratch else operation.outputs
+    _, operation.backward_scratch = _rows_copied(operation.inputs, *scattered)
 
 
 def matmul_tensor(
@@ -187,6 +235,7 @@ def matmul_tensor(
         addend = t.cast(addend, t.autocast)
     if t.autocast is not None:
         factor, x = t.cast(factor, t.autocast), t.cast(x, t.autocast)
+    x = _in_rows(t, x)
     rows = x.numel // in_features
     out_features = factor.numel // in_features
     out = t.tensor(rows * out_features, x.dtype)

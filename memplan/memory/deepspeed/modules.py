@@ -17,7 +17,7 @@ from typing import NamedTuple
 from memplan.fast_dataclass import dataclass, field
 from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter
+from memplan.graph.core.tensors import Parameter, Tensor
 from memplan.graph.remembered import OF_TAPES
 from memplan.graph.stacks import BASE_MODEL, WHOLE_MODEL
 from memplan.memory.deepspeed.partition import ModelWeights, model_weights
@@ -54,6 +54,8 @@ class Module:
     """Parameters whose gradients wait until its whole backward pass is over."""
     inside: list[tuple[int, int]] | None = None
     """All parameters in it and in the modules within it; None: the whole model's."""
+    has_gradient: bool = False
+    """What it is given has one, which sets the hook behind its backward pass off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class _Writer:
             self._modules_of(operation) for operation in segment.operations
         ]
         self._spread()
+        self._look_at_inputs()
         self.leaves = [self._leaves(each) for each in segment.operations]
         """Of operations that run others tile by tile, the modules that each tile calls."""
         self.entered = self._noted(segment.entered)
@@ -142,9 +145,24 @@ class _Writer:
     def _spread(self) -> None:
         """A module runs from its first operation to its last one: a norm's weight comes into its product alone."""
         for start, stop, name in self.segment.spans:
-            around = [self.names[each] for each in self._with_parents(name) if each in self.names]
+            names = dict.fromkeys(self._with_parents(name))
+            around = [self.names[each] for each in names if each in self.names]
             for modules in self.modules_of[start:stop]:
                 modules += [each for each in around if each not in modules]
+
+    def _look_at_inputs(self) -> None:
+        """Which modules read something with a gradient that none of their own operations made."""
+        made: list[set[Tensor]] = [set() for _ in self.modules]
+        for operation, modules in zip(self.segment.operations, self.modules_of, strict=True):
+            given = [
+                each
+                for each in operation.inputs
+                if each.requires_grad and not isinstance(each, Parameter)
+            ]
+            for each in modules:
+                module = self.modules[each]
+                module.has_gradient |= not made[each].issuperset(given)
+                made[each].update(operation.outputs)
 
     def _look_inside(self) -> None:
         """What is in a module and in those within it; the layer's own name is empty."""

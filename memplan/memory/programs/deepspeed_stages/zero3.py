@@ -98,15 +98,16 @@ class ShardedParametersProgram(HoldingShards):
             elif act is _DETACH:
                 self.coordinator.detach(modules[number])
             elif modules[number]:
-                self._release(segment, modules[number])
+                module = self.found[segment.index].modules[number]
+                self._release(module, modules[number])
 
-    def _release(self, segment: Segment, members: list[int]) -> None:
+    def _release(self, module: Module, members: list[int]) -> None:
         """A module has run."""
         if not self.in_backward:
             self.coordinator.detach([each for each in members if each in self.viewed])
             self.coordinator.leave([each for each in members if each not in self.viewed])
             return
-        if _has_gradient(segment):
+        if module.has_gradient:
             self.coordinator.leave(members)
         else:
             self.unreleased.update(dict.fromkeys(members))
@@ -448,8 +449,3 @@ class ShardedParametersProgram(HoldingShards):
         self.step_masters([group], of=SHARDS, first=first)
         if gradient is not None:
             ledger.free(gradient)
-
-
-def _has_gradient(segment: Segment) -> bool:
-    """Whether a module's input has one, which sets the hook after its backward pass off."""
-    return segment.input is not None and segment.input.requires_grad
