@@ -8,6 +8,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.remembered import OF_TAPES
+from memplan.model.parameters import ModelPart
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -98,7 +99,9 @@ def _next_weight(
     """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
     segment, position = buffer.segment, buffer.position
     if buffer.behind:
-        return None
+        head = tape.segments[-1]  # stands beside the model whose last module it is of
+        own = declared.get(head, [])
+        return (own[0], 0) if own and head.part is ModelPart.HEAD else None
     if buffer.before:
         named = (
             each
