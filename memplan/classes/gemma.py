@@ -18,6 +18,7 @@ from memplan.classes.llama import (
     Window,
     layer_windows,
 )
+from memplan.dtypes import DType
 from memplan.graph.modules.attention import Attended, attention_function, capped_attention
 from memplan.graph.modules.basic import Embedding, Norm, RMSNorm
 from memplan.graph.modules.handles import Handle
@@ -42,8 +43,17 @@ class GemmaRMSNorm(RMSNorm):
 
 
 class ScaledEmbedding(Embedding):
+    """Its factor is a buffer, of which a copy is made where the table has another format."""
+
+    factor_dtype: DType | None = None
+    """None: the weights' own."""
+
     def forward(self, shape: Shape, ids: Handle | None = None) -> Handle:
-        return super().forward(shape, ids) * 32.0
+        run, made = self.run, super().forward(shape, ids)
+        if run.decomposed:
+            return made * 32.0
+        factor = run.buffer(1, self.factor_dtype or run.options.weights)
+        return made * Handle(run, factor, (1,)).to(made.dtype)
 
 
 class GemmaDecoderLayer(LlamaDecoderLayer):

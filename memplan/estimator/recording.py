@@ -13,6 +13,7 @@ from memplan.graph.operations.reduction import Multiprocessors, may_be_split
 from memplan.graph.remembered import OF_TAPES
 from memplan.hardware.gpu import (
     GpuSpec,
+    grouped_workspace_bytes,
     is_ampere,
     num_multiprocessors,
     threads_per_multiprocessor,
@@ -207,6 +208,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         multiprocessors=num_multiprocessors(gpu),
         threads_per_multiprocessor=threads_per_multiprocessor(gpu),
         sort_tile=_sort_tile(gpu),
+        grouped_workspace_bytes=grouped_workspace_bytes(gpu),
         is_ampere=is_ampere(gpu),
         module_hooks=has_module_hooks(setup),
         casts_inputs=casts_inputs(setup),

@@ -36,6 +36,8 @@ Fits HBM cards of the 80 GB class: 80 GiB show as 79.1 on A100, 96 GiB as 94.5 o
 """
 
 USUAL_MULTIPROCESSORS = 132
+_GROUPED_BYTES = {9: 4 * 128, 10: 42 * 128}
+"""On each multiprocessor, by the compute capability's first number."""
 """Those of an H100."""
 
 MIN_MEMORY_BYTES = 2**20
@@ -268,6 +270,18 @@ def num_multiprocessors(gpu: GpuSpec | None) -> int:
     """Streaming multiprocessors; an H100's where nothing is known."""
     known = gpu.num_multiprocessors if gpu is not None else None
     return known or USUAL_MULTIPROCESSORS
+
+
+def grouped_workspace_bytes(gpu: GpuSpec | None) -> int:
+    """What CUTLASS' grouped products in bf16 work in; 0: torch multiplies each group by itself.
+
+    Cards of compute capability 9.0 and 10 have the kernel (torch 2.13, aten/src/ATen/native/cuda/GroupMM.cu): descriptors
+    of tiles for each multiprocessor, and for Blackwell's its scheduler's (asked of torch's CUDA build for either).
+    """
+    capability = gpu.compute_capability if gpu is not None else (9, 0)
+    if capability is None or capability[0] not in _GROUPED_BYTES:
+        return 0
+    return _GROUPED_BYTES[capability[0]] * num_multiprocessors(gpu)
 
 
 def threads_per_multiprocessor(gpu: GpuSpec | None) -> int:

@@ -37,7 +37,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import written_mask
+from memplan.graph.modules.masks import find_padding
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.model.config import ConfigReader
@@ -135,7 +135,7 @@ class BertModel(Encoder):
     embeddings_project: Linear | None = None
     """From the width of the tables to that of the layers."""
     makes_mask = False
-    """It makes a mask itself, which attention that it writes out adds to all scores."""
+    """It makes ones that say that no token is padding, whatever attends."""
     makes_types = False
     """Types of tokens are zeros that it makes itself, and holds until it returns."""
 
@@ -160,7 +160,8 @@ class BertModel(Encoder):
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
         embedding_output = self.embedded(batch, length, token_type_ids)
         if mask is not None:
-            mask = written_mask(run, batch, length)
+            find_padding(mask)
+            mask = None
         sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)

@@ -45,7 +45,7 @@ from memplan.graph.modules.functional import (
 )
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layouts import in_rows
-from memplan.graph.modules.masks import written_mask
+from memplan.graph.modules.masks import find_padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.strides import Shape
@@ -437,8 +437,10 @@ class BigBirdModel(BertModel):
         embedding_output = self.embeddings(*whole, token_type_ids, input_ids)
         beside: tuple[Handle | None, ...]
         if padded is None or self.sizes is None:
-            beside = (written_mask(run, *whole),)
+            find_padding(attention_mask)
+            beside = (None,)
         else:
             beside = None, *create_masks(attention_mask, self.sizes.block)
+        del attention_mask
         made: Handle = self.encoder(embedding_output, *beside)
         return made

@@ -18,7 +18,7 @@ from memplan.classes.encoders.layers import (
     SelfOutput,
     StackParts,
 )
-from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows, zero_ids
+from memplan.classes.encoders.tables import TableParts, token_rows, zero_ids
 from memplan.classes.encoders.tasks import Tasks
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -26,7 +26,7 @@ from memplan.graph.modules.attention import in_heads, matmul
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import written_mask
+from memplan.graph.modules.masks import find_padding, positions_past_padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.unread import unread_graph
@@ -55,7 +55,7 @@ class LiltTextEmbeddings(TableParts):
     num_buffers = 1
 
     def forward(self, batch: int, length: int, token_type_ids: Handle) -> tuple[Handle, Handle]:
-        position_ids = counted_ids(self, batch, length)
+        position_ids = positions_past_padding(self.run, (batch, length), cached=False)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)
         embeddings = inputs_embeds + token_type_embeddings
@@ -213,7 +213,8 @@ class LiltModel(RobertaModel):
         mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
         token_type_ids = zero_ids(self, batch, length)
         embedding_output, position_ids = self.embeddings(batch, length, token_type_ids)
-        mask = written_mask(run, batch, length)
+        find_padding(mask)
+        del mask
         layout_embedding_output = self.layout_embeddings(bbox, position_ids)
-        sequence_output = self.encoder(embedding_output, layout_embedding_output, mask)
+        sequence_output = self.encoder(embedding_output, layout_embedding_output, None)
         return Encoded(sequence_output, self.pooled(sequence_output))

@@ -218,6 +218,7 @@ class LongformerEncoder(StackParts):
 
 class LongformerEmbeddings(TypesLast, CountedEmbeddings):
     num_buffers = 0
+    cached = False
 
 
 class LongformerForSequenceClassification(HeadClassification):

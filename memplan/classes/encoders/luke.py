@@ -16,7 +16,7 @@ from memplan.classes.encoders.layers import (
     PlainScores,
     Stack,
 )
-from memplan.classes.encoders.tables import TypesLast, counted_ids
+from memplan.classes.encoders.tables import TypesLast
 from memplan.classes.encoders.tasks import (
     EncoderTask,
     MaskedLM,
@@ -36,6 +36,7 @@ from memplan.graph.modules.basic import (
 )
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.masks import positions_past_padding
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -45,7 +46,7 @@ class LukeEmbeddings(TypesLast):
     num_buffers = 0
 
     def position_ids(self, batch: int, length: int) -> Handle | None:
-        return counted_ids(self, batch, length)
+        return positions_past_padding(self.run, (batch, length), cached=False)
 
 
 class LukeEntityEmbeddings(Module):

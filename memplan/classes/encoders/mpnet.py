@@ -9,7 +9,7 @@ from typing import ClassVar
 from memplan.classes.encoders.base import EncoderLayer
 from memplan.classes.encoders.bert import RobertaModel
 from memplan.classes.encoders.layers import Attention, AttentionParts, Layer, PlainScores, Stack
-from memplan.classes.encoders.tables import TableParts, counted_ids, token_rows
+from memplan.classes.encoders.tables import TableParts, token_rows
 from memplan.classes.encoders.tasks import PooledMultipleChoice, Tasks
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
@@ -17,6 +17,7 @@ from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import relative_position_bucket, spread_copy
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import positions_past_padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables
 from memplan.model.attention import AttentionSpec
@@ -34,7 +35,7 @@ class MPNetEmbeddings(TableParts):
         """There are none."""
 
     def forward(self, batch: int, length: int, _: Handle | None = None) -> Handle:
-        position_ids = counted_ids(self, batch, length)
+        position_ids = positions_past_padding(self.run, (batch, length), cached=False)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         position_embeddings = self.position_embeddings((batch, length), position_ids)
         embeddings = inputs_embeds + position_embeddings

@@ -32,7 +32,6 @@ from memplan.classes.encoders.layers import (
 )
 from memplan.classes.encoders.tables import (
     CountedEmbeddings,
-    counted_ids,
     hold_ids,
     positions_behind_padding,
     token_rows,
@@ -54,7 +53,7 @@ from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import activated, masked_fill_rows
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import uncached_positions
+from memplan.graph.modules.masks import positions_past_padding, uncached_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import RotaryEmbedding, Tables, apply_rotary_in_fp32
 from memplan.model.attention import AttentionSpec, RotarySpec
@@ -173,7 +172,7 @@ class EsmEmbeddings(Module):
     def forward(self, batch: int, length: int) -> Handle:
         run = self.run
         hold_ids(run, self.num_positions)
-        position_ids = counted_ids(self, batch, length)
+        position_ids = positions_past_padding(self.run, (batch, length), cached=False)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         embeddings = inputs_embeds
         if self.token_dropout:

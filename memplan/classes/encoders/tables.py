@@ -10,6 +10,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear, Norm
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import positions_past_padding
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
 from memplan.model.config import ConfigReader
@@ -26,7 +27,7 @@ def token_rows(
 
 
 def counted_ids(module: Module, batch: int, length: int) -> Handle:
-    """Positions counted from the ids, or ``torch.gather`` of a buffer."""
+    """``torch.gather`` of a buffer."""
     return made_by(module.run, OperationKind.INDICES, (batch, length), DType.INT64)
 
 
@@ -145,6 +146,9 @@ class TypesLast(Embeddings):
 class CountedEmbeddings(Embeddings):
     """RoBERTa's: positions are counted from the ids, start behind the padding token's, and are declared last."""
 
+    cached = True
+    """Its function that counts adds the tokens that a cache has."""
+
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.add_positions(config, config.integer(self.width_key))
@@ -153,7 +157,7 @@ class CountedEmbeddings(Embeddings):
         self.add_types(config, width)
 
     def position_ids(self, batch: int, length: int) -> Handle | None:
-        return counted_ids(self, batch, length)
+        return positions_past_padding(self.run, (batch, length), cached=self.cached)
 
     def token_type_ids(self, batch: int, length: int) -> Handle:
         return counted_ids(self, batch, length)

@@ -86,7 +86,7 @@ class DeepseekV3TopkRouter(GroupedRouter):
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         router_logits = fp32_linear(hidden_states, self, self.weight)
         scores = router_logits.unary(OperationKind.SIGMOID)
-        scores_for_choice = corrected(scores)
+        scores_for_choice = corrected(scores, module=self.within)
         saved, group_scores, group_idx, _group_mask, _score_mask, outside = self.groups(
             scores_for_choice
         )
@@ -213,7 +213,7 @@ class MiniMaxM2TopKRouter(Router):
             hidden_states.to(self.parameter(self.weight).dtype), self, self.weight
         )
         routing_weights = router_logits.float().unary(OperationKind.SIGMOID)
-        scores_for_choice = corrected(routing_weights)
+        scores_for_choice = corrected(routing_weights, module=self.within)
         chosen, top_k_index = best(scores_for_choice, self.top_k)
         top_k_weights = gather(routing_weights, top_k_index)
         top_k_weights = divide_in_place(top_k_weights, total(top_k_weights))
@@ -222,11 +222,11 @@ class MiniMaxM2TopKRouter(Router):
         return router_logits, router_scores, top_k_index
 
 
-def corrected(scores: Handle, *bias: Handle) -> Handle:
-    """``scores + e_score_correction_bias``: for choosing only; a buffer, where it is no weight."""
+def corrected(scores: Handle, *bias: Handle, module: str = "") -> Handle:
+    """``scores + e_score_correction_bias``: for choosing only; a buffer of the ``module``, where it is no weight."""
     run = scores.run
     if not bias and not run.decomposed:
-        run.hold_buffer(scores.shape[-1], run.options.weights)
+        run.hold_buffer(scores.shape[-1], run.options.weights, module=module)
     dtype = promote(scores.dtype, bias[0].dtype if bias else run.compute)
     return detached(scores).apart(OperationKind.ADD, *bias, dtype=dtype)
 
@@ -269,7 +269,7 @@ class HYV3TopKRouter(Router):
         hidden_states = hidden_states.seen_as(-1, hidden_states.shape[-1])
         router_logits = fp32_linear(hidden_states, self, self.weight)
         routing_weights = router_logits.unary(OperationKind.SIGMOID)
-        scores_for_choice = corrected(routing_weights)
+        scores_for_choice = corrected(routing_weights, module=self.within)
         chosen, top_k_index = best(scores_for_choice, self.top_k)
         top_k_weights = gather(routing_weights, top_k_index)
         top_k_weights = divide(top_k_weights, total(top_k_weights) + 1e-20)

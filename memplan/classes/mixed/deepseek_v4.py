@@ -288,7 +288,7 @@ class DeepseekV4TopKRouter(Router):
 
     def chosen(self, scores: Handle) -> Handle:
         """Each token's experts: the best by corrected scores."""
-        return places_of_best(corrected(scores), self.top_k)
+        return places_of_best(corrected(scores, module=self.within), self.top_k)
 
     def forward(self, hidden_states: Handle) -> Routed:
         flat = hidden_states.view(-1, hidden_states.shape[-1])

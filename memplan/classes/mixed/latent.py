@@ -326,9 +326,15 @@ class MiniCPM3DecoderLayer(GraniteDecoderLayer):
     mlp_class: Callable[[ConfigReader], MLP] = LlamaMLP
 
 
+class MiniCPM3ScaledWordEmbedding(ScaledEmbedding):
+    """``scale_emb`` is a whole number."""
+
+    factor_dtype = DType.INT64
+
+
 class MiniCPM3Model(LlamaModel):
     layer_class: type[LlamaDecoderLayer] = MiniCPM3DecoderLayer
-    embedding_class = ScaledEmbedding
+    embedding_class = MiniCPM3ScaledWordEmbedding
 
     def rotary_width(self, config: ConfigReader) -> int:
         return config.integer("qk_rope_head_dim")

@@ -3,7 +3,6 @@
 (transformers 5.23: models/opt, models/xglm)
 """
 
-from memplan.classes.gemma import ScaledEmbedding
 from memplan.classes.llama import Decoder, DecoderLayer, LayerKind
 from memplan.classes.older.gpt2 import OlderAttention, older_activation
 from memplan.dtypes import DType
@@ -24,6 +23,7 @@ from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.run import Run
+from memplan.graph.modules.strides import Shape
 from memplan.model.attention import AttentionForm
 from memplan.model.config import ConfigReader
 from memplan.model.layers import NormPlacement
@@ -140,10 +140,14 @@ class OPTDecoderLayer(InnerNetworkLayer):
 def summed_positions(run: Run, batch: int, length: int) -> tuple[Handle, Handle]:
     """The running sum of a mask of ones, of every sequence: both have a name in the caller."""
     position_attention_mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
-    ids = position_attention_mask.apart(OperationKind.CUMSUM)
-    ids = ids.apart(OperationKind.MUL, position_attention_mask)
-    ids = ids.apart(OperationKind.ADD_SCALAR).apart(OperationKind.TO, dtype=DType.INT64)
-    return position_attention_mask, ids
+    position_ids = position_attention_mask.apart(OperationKind.CUMSUM)
+    # ``(position_ids * position_attention_mask - 1).long()``: the name is the sum's until then.
+    position_ids = (
+        position_ids.apart(OperationKind.MUL, position_attention_mask)
+        .apart(OperationKind.ADD_SCALAR)
+        .apart(OperationKind.TO, dtype=DType.INT64)
+    )
+    return position_attention_mask, position_ids
 
 
 class OPTModel(Decoder):
@@ -193,7 +197,7 @@ class OPTModel(Decoder):
                 embeds = self.project_in(embeds)
             x = embeds + pos_embeds
         for layer in self.layers:
-            x = layer(x, mask)
+            x = layer(x, mask, unread=counted[1] if counted else None)
         if self.is_normed:
             x = self.final_layer_norm(x)
         if self.is_projected:
@@ -265,6 +269,11 @@ class XGLMDecoderLayer(InnerNetworkLayer):
         return x
 
 
+class XGLMScaledWordEmbedding(Embedding):
+    def forward(self, shape: Shape, ids: Handle | None = None) -> Handle:
+        return super().forward(shape, ids) * 32.0
+
+
 class XGLMSinusoidalPositionalEmbedding(Module):
     """Rows of a buffer, which nothing holds on to."""
 
@@ -288,7 +297,7 @@ class XGLMModel(Decoder):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
         self.embedding_dropout = config.number("dropout")
-        self.embed_tokens = ScaledEmbedding(
+        self.embed_tokens = XGLMScaledWordEmbedding(
             config.integer("vocab_size"), hidden, role=WeightRole.TOKEN_TABLE
         )
         rows = config.integer("max_position_embeddings") + OFFSET

@@ -192,7 +192,7 @@ class Lfm2MoeSparseMoeBlock(MixtureBlock):
     def expert_bias(self) -> Handle:
         """A buffer, in fp32 whatever the model's format is."""
         count = self.gate.num_experts
-        return Handle(self.run, self.run.buffer(count, DType.FP32), (count,))
+        return Handle(self.run, self.run.buffer(count, DType.FP32, module=self.within), (count,))
 
 
 class Lfm2MoeDecoderLayer(Lfm2DecoderLayer):

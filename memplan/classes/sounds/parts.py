@@ -16,6 +16,7 @@ from memplan.graph.modules.grids import GroupNorm
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layer_list import LayerList, LayerRun
 from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.masks import positions_past_padding
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
@@ -48,20 +49,11 @@ class Sines(Module):
     def forward(self, input_ids: Handle) -> Handle:
         """Of each sequence."""
         run, shape = self.run, input_ids.shape
-        position_ids = self.position_ids(input_ids)
+        position_ids = positions_past_padding(run, shape)
         run.hold_buffer(self.rows * self.width, run.options.weights)
         return made_from(
             OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids
         )
-
-    def position_ids(self, input_ids: Handle) -> Handle:
-        """``create_position_ids_from_input_ids``."""
-        kinds = OperationKind
-        mask = input_ids.apart(kinds.NE, dtype=DType.BOOL).apart(kinds.TO, dtype=DType.INT32)
-        numbers = mask.apart(kinds.TO, dtype=DType.INT64).apart(kinds.CUMSUM)
-        numbers = numbers.apart(kinds.TO, dtype=DType.INT32)
-        numbers = numbers.apart(kinds.ADD).apart(kinds.MUL, mask)
-        return numbers.apart(kinds.TO, dtype=DType.INT64).apart(kinds.ADD)
 
 
 class GLU(Module):

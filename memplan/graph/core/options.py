@@ -62,6 +62,8 @@ class TapeOptions(HashedOnce):
     threads_per_multiprocessor: int = 2048
     sort_tile: int = 4608
     """Pairs that a block of a sort takes on (``memplan.graph.core.sorting``)."""
+    grouped_workspace_bytes: int = 67584
+    """Of the GPU: what its kernel of grouped products in bf16 works in; 0: it has none (``hardware.gpu``)."""
     is_ampere: bool = True
     """The GPU has compute capability 8 or a later one, which some packages ask for."""
     sdpa: SdpaSupport = DEFAULT_SUPPORT

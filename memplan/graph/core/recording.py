@@ -76,6 +76,8 @@ class Recording:
         self.asked_generation = False
         """Something on it depends on whether the card is of Ampere's generation or a later one."""
         self.asked_multiprocessors = False
+        self.asked_grouped = False
+        """Something on it depends on what the card's grouped products work in."""
         self.walked: dict[Hashable, Any] = {}
         """What was found of segments that tapes of several cards share (``memplan.memory.walks.walked_before``)."""
         self.sorts: dict[tuple[int, int], SortScratch] = {}
@@ -117,6 +119,12 @@ class Recording:
         self.asked_multiprocessors = True
         return self.options.multiprocessors
 
+    @property
+    def grouped_workspace_bytes(self) -> int:
+        """What the card's kernel of grouped products works in; 0: it has none."""
+        self.asked_grouped = True
+        return self.options.grouped_workspace_bytes
+
     def flash_splits(self, grid: FlashGrid) -> int:
         """Over how many thread blocks the card shares a query's keys."""
         found = self.flash_grids[grid] = num_flash_splits(grid, self.options.multiprocessors)
@@ -147,6 +155,9 @@ class Recording:
     def _runs_same_kernels_on(self, options: TapeOptions) -> bool:
         """Whether there is nothing but sorts that asks for other temporaries there."""
         if self.asked_generation and options.is_ampere is not self.options.is_ampere:
+            return False
+        workspace_bytes = self.options.grouped_workspace_bytes
+        if self.asked_grouped and options.grouped_workspace_bytes != workspace_bytes:
             return False
         if self.asked_multiprocessors and options.multiprocessors != self.options.multiprocessors:
             return False

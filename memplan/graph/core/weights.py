@@ -156,10 +156,11 @@ class Weights(Lifetimes):
         *,
         before: str = "",
         behind: bool = False,
+        module: str = "",
         loaded: tuple[int, DType] | None = None,
     ) -> Tensor:
         """Declare a tensor that the present segment's module owns beside its parameters, which stand
-        before it unless ``before`` names some; ``behind``: its module is the model's last.
+        before it unless ``before`` names some; ``behind``: its module is the model's last; ``module``: its own.
 
         ``loaded``: how many numbers it has before the segment first runs, and in which format, where a forward
         pass makes it anew; none of them: it makes it at all.
@@ -168,7 +169,7 @@ class Weights(Lifetimes):
         is_made = loaded is not None and loaded != (numel, dtype)
         made_bytes = storage.num_bytes if is_made else 0
         first = loaded or (numel, dtype)
-        self.hold_buffer(*first, before=before, behind=behind, made_bytes=made_bytes)
+        self.hold_buffer(*first, before=before, behind=behind, module=module, made_bytes=made_bytes)
         return Tensor(numel, dtype, storage)
 
     def hold_buffer(

@@ -254,7 +254,14 @@ class Embedding(Module):
             ids = Handle(run, run.tensor(prod(shape), DType.INT64), shape)
             run.record(OperationKind.CLONE, (), (ids.record,))
         given = None if ids is None else ids.record
+        # ``indices.reshape(-1)`` of a row that was expanded (aten/src/ATen/native/Embedding.cpp).
+        spread = (
+            None
+            if ids is None or ids.numel >= prod(shape)
+            else ids.apart(OperationKind.CLONE, shape=shape)
+        )
         record = embedding_lookup(run, table, prod(shape), given, turned=self.turned)
+        del spread
         if group is not None and table.ranks > 1:
             record = add_up(run, group, record)
             shape = shape[0], record.numel // (shape[0] * self.width)

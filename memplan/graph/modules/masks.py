@@ -83,9 +83,17 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
-def written_mask(run: Run, batch: int, length: int, *, queries: int | None = None) -> Handle:
-    """A mask of all pairs of every sequence, as classes make it that attend in Python alone."""
-    shape = batch, 1, length if queries is None else queries, length
+def find_padding(padding_mask: Handle) -> None:
+    """``create_bidirectional_mask``: where the ones that a class makes hide nothing there is no mask, eager attention
+    or not (``_ignore_bidirectional_mask_sdpa``); looking at them takes a copy and a truth."""
+    seen = padding_mask.apart(OperationKind.TO, dtype=DType.BOOL)
+    made_by(seen.run, OperationKind.EQ, (1,), DType.BOOL)
+
+
+def written_mask(run: Run, batch: int, length: int) -> Handle:
+    """A mask of all pairs of every sequence, where a class asks for one though no token is hidden
+    (``allow_is_bidirectional_skip=False``)."""
+    shape = batch, 1, length, length
     pattern = made_by(run, OperationKind.BITWISE_AND, shape, DType.BOOL)
     return pattern.apart(OperationKind.WHERE, dtype=run.compute)
 
@@ -163,6 +171,25 @@ def brings_positions(run: Run) -> bool:
 def counted_positions(run: Run, length: int) -> Handle:
     """``torch.arange``: one row of ids for all sequences."""
     return made_by(run, OperationKind.ARANGE, (length,), DType.INT64)
+
+
+def positions_past_padding(run: Run, shape: Shape, *, cached: bool = True) -> Handle:
+    """``create_position_ids_from_input_ids``: how many tokens came before that are no padding, counted in int64.
+
+    Some copies of the function add those that a cache has (``cached``). (models/roberta/modeling_roberta.py)
+    """
+    kinds = OperationKind
+    mask = made_by(run, kinds.NE, shape, DType.BOOL).apart(kinds.TO, dtype=DType.INT32)
+    indices = made_by(run, kinds.CUMSUM, shape, DType.INT64)
+    mask.apart(kinds.TO, dtype=DType.INT64)  # what the sum reads, made behind its result
+    indices = indices.apart(kinds.TO, dtype=DType.INT32)
+    if cached:
+        indices = indices.apart(kinds.ADD_SCALAR)
+    incremental_indices = indices.apart(kinds.MUL, mask)
+    del indices
+    found = incremental_indices.apart(kinds.TO, dtype=DType.INT64).apart(kinds.ADD_SCALAR)
+    del mask, incremental_indices
+    return found
 
 
 def from_batch(run: Run, shape: Shape, dtype: DType = DType.INT64) -> Handle:

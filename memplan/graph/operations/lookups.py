@@ -29,7 +29,8 @@ def embedding_lookup(
 ) -> Tensor:
     """Look ids up in a table that is already declared.
 
-    What is found is ``turned`` then: its gradient comes the other way round, and is copied first.
+    What is found is ``turned`` then: its gradient comes the other way round, and is copied first. Ids of one row
+    that stand for all sequences are copied for each of them, before they are read.
     """
     out = t.tensor(num_ids * weight.shape[-1], weight.dtype)
     inputs: tuple[Tensor, ...] = (weight,) if ids is None else (weight, ids)
@@ -41,6 +42,8 @@ def embedding_lookup(
     )  # fmt: skip
     if turned and not t.decomposed:
         scratch = behind_copy(out.storage.num_bytes, scratch)
+    if ids is not None and ids.numel < num_ids and not t.decomposed:
+        scratch = behind_copy(allocated_bytes(num_ids, ids.dtype), scratch)
     t.record(
         OperationKind.EMBEDDING, inputs, (out,), saves=inputs[1:], gradients=gradients,
         backward_scratch_bytes=scratch,

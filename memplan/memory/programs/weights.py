@@ -1,6 +1,6 @@
 """A model's weights on one rank, in the order of ``named_parameters()``, and the buffers between them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memplan.graph.core.segments import Buffer, Segment
@@ -8,6 +8,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.declaration import declared_parameters
 from memplan.graph.remembered import OF_TAPES
+from memplan.model.parameters import ModelPart
 
 Weight = tuple[Parameter, int]
 """A parameter of a segment, and which of the segment's copies it is of."""
@@ -38,10 +39,10 @@ class Run(NamedTuple):
 
 @OF_TAPES.remembered(maxsize=8)
 def runs_of(tape: Tape) -> tuple[Run, ...]:
-    """All weights and buffers, in the order of their modules; the last run may have no weight."""
+    """All weights and buffers, in the order in which ``Module.to`` takes them; the last run may have no weight."""
     places = buffers_before(tape)
     runs: list[tuple[Sequence[Buffer], list[Weight]]] = [((), [])]
-    for weight in weights_of(tape):
+    for weight in _as_moved(tape):
         if weight in places:
             runs.append((places[weight], []))
         runs[-1][1].append(weight)
@@ -50,6 +51,32 @@ def runs_of(tape: Tape) -> tuple[Run, ...]:
         Run(before, weights, [(each[0].storage.num_bytes, each) for each in weights])
         for before, weights in runs
     )
+
+
+def _as_moved(tape: Tape) -> Iterator[Weight]:
+    """Every weight of every copy of its segment, those of a module behind those of its children (``Module._apply``)."""
+    for segment, parameters in declared_parameters(tape):
+        moved = children_first(parameters)
+        for copy in range(segment.num_copies):
+            for parameter in moved:
+                yield parameter, copy
+
+
+def children_first(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
+    """The same weights, each behind all that stand in modules inside of its own."""
+    last: dict[str, int] = {}
+    for number, each in enumerate(parameters):
+        outer = each.module
+        while outer:
+            outer = outer.rpartition(".")[0]
+            last[outer] = number
+    if not any(each.module in last for each in parameters):
+        return parameters
+    ranked = [
+        (last.get(each.module, number), -each.module.count(".") - bool(each.module), number)
+        for number, each in enumerate(parameters)
+    ]
+    return [parameters[number] for *_, number in sorted(ranked)]
 
 
 @OF_TAPES.remembered(maxsize=8)
@@ -72,7 +99,9 @@ def _next_weight(
     """The weight declared next: of its module, of this copy, of the next one, or of a later segment."""
     segment, position = buffer.segment, buffer.position
     if buffer.behind:
-        return None
+        head = tape.segments[-1]  # stands beside the model whose last module it is of
+        own = declared.get(head, [])
+        return (own[0], 0) if own and head.part is ModelPart.HEAD else None
     if buffer.before:
         named = (
             each
