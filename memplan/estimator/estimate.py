@@ -240,12 +240,20 @@ class Estimate(Displayed):
         return ByteRange(num_gpus * total.low, num_gpus * total.high)
 
     @property
+    def least_total_bytes(self) -> int:
+        """The low end of ``total_bytes``, for which the high end's run is not replayed [bytes]."""
+        return self.required_bytes + self.overhead_bytes.low
+
+    @property
     def total_bytes(self) -> ByteRange:
         """What it needs of a card: the allocator's segments, the context, NCCL [bytes]."""
-        overhead, required = self.overhead_bytes, self.required_bytes
-        most = required if self.certain_bytes is None else max(required, self.reserved_bytes)
-        found = ByteRange(required + overhead.low, most + overhead.high)
-        return found if self.crowded is None else found.up_to(self.crowded.total_bytes)
+        low = self.least_total_bytes
+        if self.crowded is not None:
+            return ByteRange(low, self.crowded.total_bytes.high)
+        most = self.required_bytes
+        if self.certain_bytes is not None:
+            most = max(most, self.reserved_bytes)
+        return ByteRange(low, most + self.overhead_bytes.high)
 
     @property
     def verdict(self) -> Verdict | None:

@@ -79,7 +79,7 @@ class Advice:
         """What the change saves, at the low end of the range [bytes]."""
         if self.better is None:
             return 0
-        return self.answer.total_bytes.low - self.better.total_bytes.low
+        return self.answer.least_total_bytes - self.better.least_total_bytes
 
     @property
     def text(self) -> str:
@@ -141,8 +141,8 @@ def missing_bytes(answer: Estimate) -> int:
     """How much the low end of the range exceeds the GPU by, or, where it is tight, the high end [bytes]."""
     if answer.gpu is None:
         return 0
-    capacity, total = answer.gpu.capacity_bytes, answer.total_bytes
-    return total.low - capacity if total.low > capacity else max(0, total.high - capacity)
+    beyond = answer.least_total_bytes - answer.gpu.capacity_bytes
+    return beyond if beyond > 0 else max(0, answer.total_bytes.high - answer.gpu.capacity_bytes)
 
 
 UNSHARED = (

@@ -59,11 +59,14 @@ class Run(Tape):
         self._outliving: set[Storage] = set()
         self._emptied: set[Storage] = set()
         self._is_open = True
+        self._is_over = False
 
     def lose(self, record: Tensor) -> None:
         """Its storage has no name left: it dies here, or is let go where an earlier segment made it."""
         storage = record.storage
         del self.names[storage]
+        if self._is_over:
+            return  # a class keeps names until the next tape is made of it
         if storage in self._emptied:
             self._emptied.remove(storage)
         elif storage.segment == self.segment.index:
@@ -173,6 +176,7 @@ class Run(Tape):
     def close(self) -> None:
         """Forget names and modules: nothing is recorded any more."""
         self._is_open = False
+        self._is_over = True
         self.parameters.clear()
         self.order = {}
 
