@@ -128,7 +128,7 @@ class DeepseekV3MoE(MixtureBlock):
     def __init__(self, config: ConfigReader) -> None:
         self.experts = Experts(config)
         self.gate = self.router_class(config)
-        count = config.integer("n_shared_experts", default=0, minimum=0)
+        count = config.integer("n_shared_experts", minimum=0)
         self.has_shared = count > 0
         if self.has_shared:
             self.shared_experts = SharedExpert(config, self.experts.intermediate_dim * count)
