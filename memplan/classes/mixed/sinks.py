@@ -269,7 +269,7 @@ class MiMoV2FlashAttention(SinkAttention):
 
 
 class MiMoV2FlashMoE(DeepseekV3MoE):
-    def num_shared(self, config: ConfigReader) -> int:
+    def num_shared(self, _config: ConfigReader) -> int:
         return 0
 
 

@@ -46,6 +46,8 @@ def as_toml(keys: Keys, found: Found) -> None:
     _name_checkpointing(keys)
     _name_loss(keys, found)
     _name_sizes(keys)
+    if keys.values.get("validator", "") is None:
+        del keys.values["validator"]
     for name in [each for each in keys.values if each.startswith("validator.")]:
         keys.values[name.replace("validator", "validation", 1)] = keys.values.pop(name)
     if "hf_model" in keys.values:
