@@ -41,7 +41,15 @@ class ConfigReader:
         self.defaults = defaults or {}
         self.renamed = renamed or {}
         """What the class calls a key, by its common name."""
-        self._renamed = tuple(self.renamed.items())
+        self._overwritten = {
+            own: name
+            for name, own in self.renamed.items()
+            if name != own and name in self.defaults and own in self.defaults
+        }
+        """Common names that are fields of the class too, which sets its own name behind them (Step 3.5's)."""
+        self._renamed = tuple(
+            (name, own) for name, own in self.renamed.items() if self._overwritten.get(own) != name
+        )
         self.path = path
         self.model_type = model_type
         """Whose class the defaults and names are."""
@@ -105,8 +113,8 @@ class ConfigReader:
         return asked
 
     def _note_overruled(self, name: str, value: object) -> None:
-        """Note that the class's own name for a key is there too, and says something else."""
-        own = self.renamed.get(name)
+        """Note that another name for a key is there too, and says something else."""
+        own = self._overwritten.get(name, self.renamed.get(name))
         if own is not None and self.config.get(own, value) not in (value, None):
             self.log.overruled[f"{self.path}{own}"] = f"{self.path}{name}"
 

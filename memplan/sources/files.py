@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
+from memplan.sources.python_files import PYTHON, split_name
 from memplan.sources.shell_flags import (
     SHELL_SUFFIXES,
     flags_of,
@@ -72,29 +73,26 @@ def confined_to(*folders: Path) -> "Iterator[None]":
         _confines = before
 
 
-_PYTHON = ".py"
-"""Programs, and configurations such as torchtitan's since February 2026."""
-
-
 def read_mapping(path: str | Path) -> dict[str, object]:
     """Read a YAML file (``.yaml`` or ``.yml``), a TOML file (``.toml``), a shell script's flags (``.sh``, or what
-    a SkyPilot task runs) or a JSON file (any other suffix).
+    a SkyPilot task runs), what a function of a Python file returns (``.py:function``) or a JSON file (any other suffix).
 
     Raises ``ConfigError`` when the file cannot be read, is too large, is not what its suffix says,
     or holds anything but a mapping with text as keys, each given once, and finite numbers.
     """
-    suffix = Path(path).suffix.lower()
     label = str(path)
-    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX, *SHELL_SUFFIXES, _PYTHON):
+    file, function = split_name(label)
+    suffix = Path(file).suffix.lower()
+    if suffix not in (*YAML_SUFFIXES, TOML_SUFFIX, *SHELL_SUFFIXES, PYTHON):
         return read_json_mapping(path)
-    text = _read_text(Path(path), label=label, max_bytes=MAX_YAML_BYTES)
+    text = _read_text(Path(file), label=label, max_bytes=MAX_YAML_BYTES)
     if suffix in SHELL_SUFFIXES:
         return _read_script(text, Path(path), label=label)
-    if suffix == _PYTHON:
-        _refuse(
-            label,
-            "is Python, which is not run: give a file of settings, or what it sets as options",
-        )
+    if suffix == PYTHON:
+        from memplan.sources.python_files.reading import made_by  # only then
+
+        found = made_by(text, function, label=label)
+        return _check_mapping(found, label=label, kind="keys and values")
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
     values = _check_mapping(_parse_yaml(text, label=label), label=label, kind="keys and values")

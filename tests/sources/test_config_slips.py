@@ -251,6 +251,35 @@ def test_bloom_without_its_width() -> None:
     assert model.assumptions == ("hidden_size 64: not in the config, BloomConfig's default",)
 
 
+def test_shared_experts_that_the_class_multiplies_are_no_none() -> None:
+    """``Dots1MoE`` multiplies by ``n_shared_experts``, of which its config has no number: transformers stops without it."""
+    config = {
+        "model_type": "dots1",
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+    }
+    assert load_model(config).num_layers == 62
+    del config["n_shared_experts"]
+    with pytest.raises(ConfigError, match="n_shared_experts: is missing"):
+        load_model(config)
+
+
+def test_a_common_name_that_the_class_sets_its_own_behind_does_not_decide() -> None:
+    """``Step3p7TextConfig`` has fields of both names, and sets ``n_routed_experts`` last, its default too."""
+    row = class_defaults()["step3p5"]
+    whole = complete_config("step3p5", row)
+    usual = counts_in(whole)
+    assert counts_in({**whole, "num_local_experts": 64}) == usual
+    assert counts_in({**whole, "n_routed_experts": 64}) != usual
+    other = load_model({**whole, "num_local_experts": 64})
+    words = (
+        "num_local_experts: n_routed_experts says something else, and decides, as in transformers"
+    )
+    assert words in other.assumptions
+    assert counts_in({**whole, "moe_num_experts": 64}) != usual
+
+
 def test_nested_configs_alike() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "num_hidden_layers"}
     config = {

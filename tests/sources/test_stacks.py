@@ -270,6 +270,24 @@ def test_llama_factory_trains_everything_in_fp32_under_autocast() -> None:
     assert read({**FACTORY, "pure_bf16": True, "bf16": False}).setup.precision is Precision.BF16
 
 
+def test_llama_factorys_mcore_trainer_trains_all_weights_whatever_is_asked_for() -> None:
+    """As the same file with ``full`` and the options that say it; ROLL's ``use_mca: false`` is no Megatron at all."""
+    split = {**FACTORY, "tensor_model_parallel_size": 2}
+    whole = read(split)
+    adapted = {**split, "finetuning_type": "lora", "lora_rank": 8}
+    named = read(adapted)
+    assert named.setup == whole.setup
+    assert named.setup.adapter is None
+    new = {*named.notes} - {*whole.notes}
+    assert "do nothing here: lora_rank" in new
+    assert any("mcore_adapter makes no adapters and freezes no layers" in note for note in new)
+    del adapted["finetuning_type"]
+    assert read(adapted).setup == whole.setup
+    assert read({**split, "use_mca": False}).setup.engine != whole.setup.engine
+    with pytest.raises(ConfigError, match="frozen layers under Megatron are not modelled"):
+        read({**split, "freeze_language_model": True})
+
+
 def test_a_trl_file_says_how_the_model_is_loaded() -> None:
     found = read({**TRL, "dtype": "bfloat16"})
     assert found.model == "Qwen/Qwen2.5-7B"

@@ -128,10 +128,13 @@ class DeepseekV3MoE(MixtureBlock):
     def __init__(self, config: ConfigReader) -> None:
         self.experts = Experts(config)
         self.gate = self.router_class(config)
-        count = config.integer("n_shared_experts", default=0, minimum=0)
+        count = self.num_shared(config)
         self.has_shared = count > 0
         if self.has_shared:
             self.shared_experts = SharedExpert(config, self.experts.intermediate_dim * count)
+
+    def num_shared(self, config: ConfigReader) -> int:
+        return config.integer("n_shared_experts", minimum=0)
 
     def forward(self, hidden_states: Handle) -> Handle:
         residuals = hidden_states

@@ -268,9 +268,14 @@ class MiMoV2FlashAttention(SinkAttention):
         return attn_output, attn_weights
 
 
+class MiMoV2FlashMoE(DeepseekV3MoE):
+    def num_shared(self, _config: ConfigReader) -> int:
+        return 0
+
+
 class MiMoV2FlashDecoderLayer(MixtureLayer):
     attention_class: type[LlamaAttention] = MiMoV2FlashAttention
-    block_class: Callable[[ConfigReader], MixtureBlock] = DeepseekV3MoE
+    block_class: Callable[[ConfigReader], MixtureBlock] = MiMoV2FlashMoE
 
 
 class TypedRotaryEmbedding(RotaryEmbedding):

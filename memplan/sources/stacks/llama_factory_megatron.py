@@ -41,7 +41,9 @@ _OPTIMIZERS = {"adam": "adamw-fused", "sgd": "sgd-momentum"}
 
 
 def is_megatron(keys: Keys) -> bool:
-    """Whether the file says how Megatron-core splits the model."""
+    """Whether the file says how Megatron-core splits the model, and does not turn it off (ROLL's ``use_mca``)."""
+    if keys.has("use_mca"):
+        return keys.flag("use_mca")
     return bool(_MARKS & keys.values.keys())
 
 
@@ -52,9 +54,7 @@ def read_megatron(keys: Keys, found: Found, given: Mapping[str, object]) -> None
         ("Megatron Bridge", "USE_MEGATRON_BRIDGE") if is_bridge else ("mcore_adapter", "USE_MCA")
     )
     found.notes.append(f"counted is the trainer of {name} ({variable}=1)")
-    kind = keys.text("finetuning_type") or "lora"
-    if kind != "full":
-        keys.refuse("finetuning_type", f"{kind!r:.40} under Megatron is not modelled; full is")
+    _read_trained(keys, found, name, is_bridge=is_bridge)
     found.fields["engine"] = "megatron"
     found.fields["micro_batch_size"] = keys.count("per_device_train_batch_size") or 1
     found.fields["gradient_accumulation_steps"] = keys.count("gradient_accumulation_steps") or 1
@@ -63,6 +63,30 @@ def read_megatron(keys: Keys, found: Found, given: Mapping[str, object]) -> None
     _read_states(keys, found, is_bridge=is_bridge)
     _read_layers(keys, found, is_bridge=is_bridge)
     _pass_over_arguments(keys, found)
+
+
+def _read_trained(keys: Keys, found: Found, name: str, *, is_bridge: bool) -> None:
+    """All weights, unless the bridge fine-tunes, or ROLL's own program runs (``examples/train/run_train.py``).
+
+    These two make adapters; LLaMA-Factory's ``train/mca/workflow.py`` asks ``finetuning_type`` nowhere.
+    """
+    kind = keys.text("finetuning_type") or "lora"
+    adapts = (is_bridge and keys.text("stage") != "pt") or keys.has("use_mca")
+    if kind != "full" and adapts:
+        keys.refuse(
+            "finetuning_type",
+            f"{kind!r:.40} under Megatron is not modelled: say full, or leave out what only Megatron reads "
+            f"({', '.join(sorted((_MARKS | _OF_BRIDGE | {'use_mca'}) & keys.values.keys()))})",
+        )
+    if kind != "full":
+        found.notes.append(
+            f"finetuning_type {kind}: {name} makes no adapters and freezes no layers here; all weights are trained, "
+            "and counted"
+        )
+    if keys.flag("freeze_language_model"):
+        keys.refuse(
+            "freeze_language_model", "frozen layers under Megatron are not modelled; false is"
+        )
 
 
 def _read_degrees(keys: Keys, found: Found, given: Mapping[str, object]) -> None:

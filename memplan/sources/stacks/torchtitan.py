@@ -1,4 +1,4 @@
-"""torchtitan's TOML files, which it read until February 2026 (0.3.0 has Python configurations instead).
+"""torchtitan's TOML files, which it read until February 2026, and the Python configurations that it has since.
 
 Defaults are its ``JobConfig``'s: fp32 shards with bf16 compute and fp32 reduction under FSDP2, and
 selective checkpointing. Embedding and head are units of their own (``models/llama3/infra/parallelize.py``).
@@ -7,11 +7,13 @@ selective checkpointing. Embedding and head are units of their own (``models/lla
 from collections.abc import Mapping
 from math import lcm, prod
 
+from memplan.sources.python_files.values import CLASS
 from memplan.sources.stacks.common.found import Found, of_given
 from memplan.sources.stacks.common.keys import Keys
 from memplan.sources.stacks.common.models import num_layers, torchtitan_model
 from memplan.sources.stacks.common.optimizer import add_named_optimizer
 from memplan.sources.stacks.common.stages import dealt_layers
+from memplan.sources.stacks.torchtitan_python import as_toml, is_python
 from memplan.training.setup_derived import GPUS_PER_NODE
 from memplan.units import ceil_div
 
@@ -42,13 +44,15 @@ _RECIPES = {
     "tensorwise": "torchao-tensorwise", "rowwise": "torchao-rowwise",
     "rowwise_with_gw_hp": "torchao-rowwise-with-gw-hp",
 }  # fmt: skip
+_NARROW = "fused_opt_states_bf16"
+_FORMS = {"fused": "fused", "foreach": "foreach", "for-loop": "loop", _NARROW: _NARROW}
 _MODES = ("none", "selective", "full", "memory_budget")
 
 
 def looks_like(values: Mapping[str, object]) -> bool:
     """Whether it names a model by its flavor, or has torchtitan's sections."""
     model = values.get("model")
-    has_flavor = isinstance(model, Mapping) and "flavor" in model
+    has_flavor = (isinstance(model, Mapping) and "flavor" in model) or is_python(values)
     beside = {"job", "parallelism", "activation_checkpoint"}
     return has_flavor or ("training" in values and not beside.isdisjoint(values))
 
@@ -60,20 +64,33 @@ def preset_for(_values: Mapping[str, object], _source: str) -> str:
 
 def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
     """Put what the keys say into ``found``."""
+    if CLASS in keys.values:
+        as_toml(keys, found)
     name, flavor = keys.text("model.name"), keys.text("model.flavor")
     if name is not None and flavor is not None:
         found.model = torchtitan_model(name, flavor)
     named = keys.text("hf_transformers.model")
-    found.model = named or found.model
+    if named is not None and not str(flavor).startswith("debugmodel"):
+        found.model = named  # that flavor makes a few narrow layers of it (``transformers_modeling_backend/__init__.py``)
     _read_parallelism(keys, found)
     if keys.values and given.get("num_gpus") is None:
         _count_gpus(keys, found)
     _read_sizes(keys, found, given)
     _read_precision(keys, found)
     _read_checkpointing(keys, found)
-    form = keys.text("optimizer.implementation") or "fused"
-    add_named_optimizer(keys, "optimizer.name", found, given, form=form)
+    form = keys.choice("optimizer.implementation", _FORMS) or "fused"
+    if form == _NARROW:
+        found.notes.append(
+            f"optimizer.implementation {form}: its states are counted in fp32, an upper bound"
+        )
+    add_named_optimizer(
+        keys, "optimizer.name", found, given, form="fused" if form == _NARROW else str(form)
+    )
     found.fields["optimizer_in_backward"] = keys.flag("optimizer.early_step_in_backward")
+    if keys.has("training.disable_cuda_graphs") and not keys.flag("training.disable_cuda_graphs"):
+        found.left_out.append(
+            "training.disable_cuda_graphs false (the graphs' own pool, and gradients that stay)"
+        )
     if keys.flag("training.enable_cpu_offload"):
         found.fields |= {"offload_param": "cpu", "offload_optimizer": "cpu"}
     _read_compilation(keys, found)
@@ -127,7 +144,9 @@ def _read_parallelism(keys: Keys, found: Found) -> None:
     if method not in (None, "allgather") and "context_parallel" in found.fields:
         found.options["context_parallel_rotate_method"] = method
     if found.fields.get("tensor_parallel"):
-        found.fields["sequence_parallel"] = True
+        found.fields["sequence_parallel"] = (
+            keys.take("parallelism.enable_sequence_parallel") is not False
+        )
         found.fields["loss_parallel"] = not keys.flag("parallelism.disable_loss_parallel")
     reshards = keys.choice("parallelism.fsdp_reshard_after_forward", _RESHARDING)
     if reshards is False:

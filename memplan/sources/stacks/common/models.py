@@ -46,6 +46,7 @@ _TORCHTUNE: dict[str, str | dict[str, object]] = {
 """Builders of ``torchtune.models``, without their prefixes and suffixes."""
 
 _TORCHTITAN = {
+    ("llama3", "1B"): "llama-3.2-1b", ("llama3", "3B"): "llama-3.2-3b",
     ("llama3", "8B"): "llama-3.1-8b", ("llama3", "70B"): "llama-3.1-70b",
     ("llama3", "405B"): "llama-3.1-405b", ("llama3_ft", "8B"): "llama-3.1-8b",
     ("llama4", "17bx16e"): "llama-4-scout", ("llama4", "17bx128e"): "llama-4-maverick",

@@ -29,6 +29,11 @@ _OTHER_KERNELS = {
     ("model.backend.dispatcher", "mok"): "runs experts in one kernel",
 }
 """Other values of ``BackendConfig`` than those that are modelled."""
+_DISPATCHERS = {
+    "torch": "the tokens of all ranks, which each gathers",
+    **dict.fromkeys(("deepep", "hybridep", "uccl_ep"), "its own buffers of tokens for experts"),
+}
+"""How tokens come to experts, and what each needs beside what is counted."""
 _RECIPES = {
     "current": "te-current", "block": "te-blockwise", "mxfp8": "te-mxfp8",
     "Float8CurrentScaling": "te-current", "Float8BlockScaling": "te-blockwise",
@@ -138,15 +143,13 @@ def _read_routing(keys: Keys, found: Found) -> None:
         keys.flag("model.backend.fake_balanced_gate"),
         keys.number("model.backend.fake_gate_noise"),
     )
-    gathers = keys.text("model.backend.dispatcher") == "torch"
+    dispatcher = keys.text("model.backend.dispatcher")
     if "expert_parallel" not in found.fields:
         return
     if balanced and not noise:
         found.fields["expert_imbalance"] = 1
-    if gathers:
-        found.left_out.append(
-            "model.backend.dispatcher torch (the tokens of all ranks, which each gathers)"
-        )
+    if dispatcher in _DISPATCHERS:
+        found.left_out.append(f"model.backend.dispatcher {dispatcher} ({_DISPATCHERS[dispatcher]})")
 
 
 def _read_compilation(keys: Keys, found: Found) -> None:
