@@ -269,15 +269,15 @@ def test_a_common_name_that_the_class_sets_its_own_behind_does_not_decide() -> N
     """``Step3p7TextConfig`` has fields of both names, and sets ``n_routed_experts`` last, its default too."""
     row = class_defaults()["step3p5"]
     whole = complete_config("step3p5", row)
-    usual = counts_in(whole)
-    assert counts_in({**whole, "num_local_experts": 64}) == usual
-    assert counts_in({**whole, "n_routed_experts": 64}) != usual
+    usual = sizes_in(whole)
+    assert sizes_in({**whole, "num_local_experts": 64}) == usual
+    assert sizes_in({**whole, "n_routed_experts": 64}) != usual
     other = load_model({**whole, "num_local_experts": 64})
     words = (
         "num_local_experts: n_routed_experts says something else, and decides, as in transformers"
     )
     assert words in other.assumptions
-    assert counts_in({**whole, "moe_num_experts": 64}) != usual
+    assert sizes_in({**whole, "moe_num_experts": 64}) != usual
 
 
 def test_nested_configs_alike() -> None:
