@@ -153,7 +153,7 @@ class Tower(PictureModel):
         """Declare its layers and the norm behind them."""
         self.width = config.integer("hidden_size")
 
-        kinds = [None] * config.layers("num_hidden_layers")
+        kinds = [0] * config.layers("num_hidden_layers")
         self.layers = LayerList(f"{name}.encoder.layers", kinds, lambda _: self.layer(config))
         self.children["encoder.layers"] = self.children.pop("layers")
         setattr(self, self.last_norm, LayerNorm(self.width))
@@ -319,6 +319,10 @@ class SiglipVisionModel(Tower):
     casts = True
     fixed = pools = True
 
+    def mask(self, hidden_states: Handle) -> Handle | None:  # noqa: ARG002
+        """What its layers' scores are masked by."""
+        return None
+
     def __init__(self, config: ConfigReader) -> None:
         self.context = config.optional_integer("num_patches") or patches_across(config) ** 2
         self.embeddings = self.embedded(config)
@@ -338,7 +342,7 @@ class SiglipVisionModel(Tower):
 
     def forward(self, pixel_values: Handle) -> tuple[Handle, ...]:
         hidden_states = self.embeddings(pixel_values)
-        last_hidden_state = self.encoder(hidden_states, None)
+        last_hidden_state = self.encoder(hidden_states, self.mask(hidden_states))
         begin(self, f"{self.tower}.norm", ModelPart.NORM, last_hidden_state)
         last_hidden_state = self.post_layernorm(last_hidden_state)
         if "head" not in self.children:

@@ -37,7 +37,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import find_padding
+from memplan.graph.modules.masks import find_padding, written_mask
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.model.config import ConfigReader
@@ -135,7 +135,7 @@ class BertModel(Encoder):
     embeddings_project: Linear | None = None
     """From the width of the tables to that of the layers."""
     makes_mask = False
-    """It makes ones that say that no token is padding, whatever attends."""
+    """It makes ones that say which token is padding, whatever attends, and a mask of them."""
     makes_types = False
     """Types of tokens are zeros that it makes itself, and holds until it returns."""
 
@@ -161,7 +161,7 @@ class BertModel(Encoder):
         embedding_output = self.embedded(batch, length, token_type_ids)
         if mask is not None:
             find_padding(mask)
-            mask = None
+            mask = written_mask(run, batch, length)
         sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)

@@ -36,11 +36,13 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import made_from, read_in_rows
 from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
 from memplan.model.networks import Activation
+from memplan.training.choices_of_kernels.kernels import AttentionKernel
 
 
 def pixel_shuffle(x: Handle, factor: int) -> Handle:
@@ -148,13 +150,18 @@ class Idefics3VisionEmbeddings(VisionEmbeddings):
 
 
 class Idefics3VisionTransformer(SiglipVisionModel):
-    """SigLIP's without a head; pictures of any size, which it leaves as they come, and whose padding is told apart:
-    where nothing is padded there is no mask (``create_bidirectional_mask``)."""
+    """SigLIP's without a head; pictures of any size, which it leaves as they come, and whose padding is told apart."""
 
     fixed = pools = casts = False
 
     def embedded(self, config: ConfigReader) -> Module:
         return Idefics3VisionEmbeddings(config)
+
+    def mask(self, hidden_states: Handle) -> Handle | None:
+        """``create_bidirectional_mask`` of ones: none where the kernel needs none."""
+        if self.run.kernels.attention is not AttentionKernel.EAGER:
+            return None
+        return written_mask(self.run, *hidden_states.shape[:2])
 
 
 class ShuffledPictures(CollectedModel):

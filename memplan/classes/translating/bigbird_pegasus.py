@@ -28,7 +28,7 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, dropout
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import counted_positions, find_padding, padding
+from memplan.graph.modules.masks import counted_positions, find_padding, padding, written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
@@ -139,7 +139,7 @@ class BigBirdPegasusEncoder(NormedStack):
         if whole is None or self.sizes is None:
             find_padding(attention_mask)
             del attention_mask
-            beside = (None,)
+            beside = (written_mask(run, batch, length),)
         else:
             self.refuse_autocast()
             if whole != length:

@@ -84,16 +84,19 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
 
 
 def find_padding(padding_mask: Handle) -> None:
-    """``create_bidirectional_mask``: where the ones that a class makes hide nothing there is no mask, eager attention
-    or not (``_ignore_bidirectional_mask_sdpa``); looking at them takes a copy and a truth."""
+    """``create_bidirectional_mask`` looks whether a class's ones hide anything (``_ignore_bidirectional_mask_sdpa``), which
+    takes a copy and a truth."""
     seen = padding_mask.apart(OperationKind.TO, dtype=DType.BOOL)
     made_by(seen.run, OperationKind.EQ, (1,), DType.BOOL)
 
 
-def written_mask(run: Run, batch: int, length: int) -> Handle:
-    """A mask of all pairs of every sequence, where a class asks for one though no token is hidden
-    (``allow_is_bidirectional_skip=False``)."""
-    shape = batch, 1, length, length
+def written_mask(run: Run, batch: int, length: int, *, queries: int | None = None) -> Handle:
+    """A mask of all pairs of every sequence, as a batch needs it in which one is padded.
+
+    Classes that make ones themselves write it where these were seen to hide something. A batch without padding, on a card
+    on which that can be seen, is spared it: it takes less than is said.
+    """
+    shape = batch, 1, length if queries is None else queries, length
     pattern = made_by(run, OperationKind.BITWISE_AND, shape, DType.BOOL)
     return pattern.apart(OperationKind.WHERE, dtype=run.compute)
 
