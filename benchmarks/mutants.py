@@ -21,6 +21,8 @@ UNTOLD = ("__slots__", "__all__", "REMEMBERED", "MOST_KEPT", "KEPT_EVENTS", "FEW
 """How names begin whose values are in no answer: what a module shows, how much caches keep, how many rows are told."""
 REFUSING = ("check", "refuse", "choice", "says_")
 """How names begin of what is called for nothing but to refuse: nothing takes what it gives."""
+SAID = ("str", "tuple[str, ...]", "Iterator[str]")
+"""What functions return that are called ``..._words``: assumptions, notes and names of rows."""
 RENAMED = {"max": "min", "min": "max", "any": "all", "all": "any", "reversed": "list"}
 
 
@@ -90,6 +92,8 @@ class Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """The body, without the docstring; a default counts where the body runs, and where that names it."""
+        if _is_saying(node):
+            return
         self.place = node.body[-1].lineno if len(node.body) == 1 else node.body[1].lineno
         for each in _defaults_read(node):
             self.visit(each)
@@ -213,6 +217,16 @@ def _defaults_read(node: ast.FunctionDef) -> list[ast.expr]:
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
     return [each for argument, each in pairs if each is not None and argument.arg in read]
+
+
+def _is_saying(node: ast.FunctionDef) -> bool:
+    """Whether all that it gives is words to be shown, as its name and its type say; what is read of a setup is none.
+
+    >>> [_is_saying(ast.parse(f"def {each}: pass").body[0]) for each in ("stage_words() -> str", "num_words() -> int")]
+    [True, False]
+    """
+    is_named = node.name.endswith("_words") and not node.name.startswith("read")
+    return is_named and node.returns is not None and ast.unparse(node.returns) in SAID
 
 
 def _only_says(statement: ast.stmt) -> bool:

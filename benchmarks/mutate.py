@@ -10,8 +10,8 @@ standard library and pytest is needed.
 
 What is drawn: a line of the core that some test runs, each as likely as any other, and one of its changes
 (``benchmarks/mutants.py``). What is not: changes after which every answer is the same by the kind of place they are in. These
-are words (messages, notes, docstrings, names of rows), what only a type checker reads, how much a cache keeps, and checks
-that only refuse. A change that turns out to be equivalent by what the code around it does counts as living all the same.
+are words (messages, notes, docstrings, names of rows), what only a type checker reads, how much a cache keeps, defaults that
+nothing reads, and checks that only refuse. A change that turns out to be equivalent by what the code around it does counts as living all the same.
 """
 
 import argparse

@@ -58,7 +58,7 @@ class GPTNeoXAttention(LlamaAttention):
 class GPTNeoXMLP(MLP):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        inner = config.integer("n_inner", "intermediate_size", default=4 * hidden)
+        inner = config.integer("n_inner", "intermediate_size")
         self.dense_h_to_4h = Linear(hidden, inner, bias=True)
         self.dense_4h_to_h = Linear(inner, hidden, bias=True)
         self.act = ActivationModule(read_activation(config, "hidden_act"))
@@ -185,7 +185,7 @@ class PhiAttention(PartlyTurnedAttention):
 class PhiMLP(MLP):
     def __init__(self, config: ConfigReader) -> None:
         hidden = config.integer("hidden_size")
-        inner = config.integer("n_inner", "intermediate_size", default=4 * hidden)
+        inner = config.integer("n_inner", "intermediate_size")
         self.activation_fn = ActivationModule(read_activation(config, "hidden_act"))
         self.fc1 = Linear(hidden, inner, bias=True)
         self.fc2 = Linear(inner, hidden, bias=True)

@@ -8,9 +8,12 @@ import pytest
 
 import memplan
 from memplan.errors import SetupError
+from memplan.estimator.named_run import named_run
+from memplan.memory.account import ComponentKind
 from memplan.memory.accounts import _outlined
 from memplan.memory.programs import pipeline
 from memplan.memory.programs.pipeline_plan import Plan, Shape, plan_of
+from memplan.memory.replaying.ledger import Part
 from memplan.sources.setup_file import read_setup
 from memplan.training.choices import ZeroStage
 
@@ -289,3 +292,30 @@ def test_another_runtime_carries_no_choice() -> None:
     )
     with pytest.raises(memplan.MemplanError, match="shares an earlier layer's choice"):
         memplan.estimate(CHOOSING, setup)
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "width"),
+    [
+        pytest.param(0, ComponentKind.COMMUNICATION_BUFFERS, 256, id="what goes on"),
+        pytest.param(1, ComponentKind.LOGITS_AND_LOSS, 1000, id="logits"),
+    ],
+)
+def test_an_evaluation_of_deepspeeds_leaves_its_outputs_in_slots(
+    rank: int, kind: ComponentKind, width: int
+) -> None:
+    """``InferenceSchedule`` lets go of no output: hidden states of a stage before the last one, whose logits are logits.
+
+    (DeepSpeed 0.19.8, runtime/pipe/schedule.py)
+    """
+    fields = {"num_gpus": 2, "pipeline_parallel": 2, "evaluation": "1", "precision": "bf16-master"}
+    found = memplan.estimate(
+        LLAMA, memplan.TrainingSetup(**{**PIPELINE, **DEEPSPEED, **fields}), rank=rank
+    )
+    run = named_run(found)
+    left = [
+        (label.kind, run.ledger.events[block])
+        for block, label in run.labels.items()
+        if label.part is Part.EVALUATION and label.name.endswith("in the pipeline's slots")
+    ]
+    assert set(left) == {(kind, 128 * width * 2)}

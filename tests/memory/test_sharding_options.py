@@ -22,6 +22,15 @@ def test_defaults_of_fsdp2() -> None:
     assert options.reduce_dtype is DType.FP32
 
 
+@pytest.mark.parametrize("kind", [DdpOptions, Fsdp1Options, Fsdp2Options])
+def test_what_a_field_starts_with_is_what_is_read_of_nothing(kind: Any) -> None:
+    """Said twice, it is the same, but for what the training loop and the precision decide."""
+    engine = {DdpOptions: "ddp", Fsdp1Options: "fsdp1", Fsdp2Options: "fsdp"}[kind]
+    read = kind.of(TrainingSetup(engine=engine, num_gpus=8).resolve())
+    decided = {"reduce_dtype": read.reduce_dtype} if kind is Fsdp2Options else {}
+    assert read == kind(sync_each_batch=read.sync_each_batch, **decided)
+
+
 @pytest.mark.parametrize("engine", ["fsdp", "fsdp1"])
 @pytest.mark.parametrize(
     ("kernels", "syncs"), [("hf", False), ("liger", False), ("torchtitan", True)]

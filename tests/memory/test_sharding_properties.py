@@ -208,6 +208,11 @@ class TestSurprises:
             engine="fsdp", num_gpus=8, seq_len=32, engine_options={"init_device": "meta"}
         ).host
         assert whole.load_bytes > 7 * shared.load_bytes
+        # To the byte: each weight of it is a whole number of an allocation's 512.
+        width, rows = SMALL["hidden_size"], SMALL["vocab_size"]
+        layer = width * (3 * width + 3 * SMALL["intermediate_size"] + 2)
+        numel = SMALL["num_hidden_layers"] * layer + (2 * rows + 1) * width
+        assert whole.load_bytes == 4 * numel
 
     def test_offloading_leaves_no_states_on_the_gpu(self) -> None:
         made = account(engine="fsdp", num_gpus=8, seq_len=32, offload_param="cpu")

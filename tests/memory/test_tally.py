@@ -13,11 +13,13 @@ import pytest
 from memplan.errors import SetupError
 from memplan.estimator.recording import record_and_walk, shared_options, tape_options
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.memory.account import ComponentKind
 from memplan.memory.accounts import rank_account
-from memplan.memory.likeness import MICRO_BATCHES
+from memplan.memory.likeness import MICRO_BATCHES, asked_of
 from memplan.memory.programs import program_of
 from memplan.memory.rank import RankInput
 from memplan.memory.replaying.ledger import Ledger, Part
+from memplan.memory.tally import Tally
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
@@ -197,6 +199,23 @@ def test_what_is_added_up_is_what_is_played_out(model: str, engine: str) -> None
                 first = expected.pop(Part.FIRST_STEP.value)
                 assert first <= NOT_FULLER * max(peaks.values()), (fields, rank)
             assert {**peaks, "held": account.held_bytes} == expected, (fields, rank)
+
+
+def test_what_rises_last_in_the_first_step_is_of_it() -> None:
+    """States are made in its optimizer's step, behind which nothing but the steady step comes."""
+    tally = Tally(asked_of(given_for("gpt2", ENGINES["one GPU"])).spots)
+    tally.enter(Part.STEP)
+    tally.free(
+        tally.allocate(9 * ALLOCATION_ROUNDING, 0, ComponentKind.OPTIMIZER_STATES, "scratch")
+    )
+    tally.end_first_step()
+    tally.allocate(ALLOCATION_ROUNDING, 0, ComponentKind.OPTIMIZER_STATES, "states")
+    points = tally.close({}).points
+    most = {
+        part: max(each.most_bytes for each in visits) for part, visits in points.items() if visits
+    }
+    assert most[Part.FIRST_STEP] == 9 * ALLOCATION_ROUNDING
+    assert most[Part.FORWARD] == ALLOCATION_ROUNDING
 
 
 def answered_ways(model: str, engine: dict[str, Any]) -> Iterator[tuple[dict[str, Any], RankInput]]:

@@ -158,3 +158,11 @@ def test_a_value_takes_plain_words() -> None:
     assert TrainingSetup(quantize=how).quantize == how
     with pytest.raises(SetupError, match="Did you mean 'nf4'"):
         Quantization(kind="nf3")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8", "gptq", "awq"])
+def test_a_calibrated_base_is_loaded_as_the_codes_that_it_is(kind: str) -> None:
+    """bitsandbytes makes codes of 16 bits as it loads; GPTQ's and AWQ's were made of samples before."""
+    found = TrainingSetup(quantize=kind, adapter="lora").resolve().chosen_quantization  # type: ignore[arg-type]
+    assert found is not None
+    assert found.prequantized == (kind in ("gptq", "awq"))

@@ -327,7 +327,7 @@ class SiglipVisionModel(Tower):
         self.context = config.optional_integer("num_patches") or patches_across(config) ** 2
         self.embeddings = self.embedded(config)
         self.add_layers(config, "vision_model")
-        if self.pools and config.flag("vision_use_head", default=True):
+        if self.pools and config.flag("vision_use_head"):
             self.head = SiglipHead(config, self.width)
         channels = config.integer("num_channels")
         self.picture = self.described(self.side(config), channels=channels, fixed=self.fixed)

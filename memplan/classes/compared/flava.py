@@ -112,7 +112,7 @@ class FlavaForPreTraining(PictureTask):
         if config.flag("init_codebook"):
             codebook = config.child("image_codebook_config", "flava_image_codebook")
             self.image_codebook = FlavaImageCodebook(codebook)
-        tied = config.flag("tie_word_embeddings", default=True)
+        tied = config.flag("tie_word_embeddings")
         for name, part in (
             ("mim", "image"),
             ("mlm", "text"),

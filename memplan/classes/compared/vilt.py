@@ -100,7 +100,7 @@ class ViltEmbeddings(ViTEmbeddings):
 class ViltSelfAttention(PlainScores):
     def __init__(self, config: ConfigReader, size: int) -> None:
         del size
-        self.bias = config.flag("qkv_bias", default=True)
+        self.bias = config.flag("qkv_bias")
         super().__init__(config)
 
     def forward(self, x: Handle, mask: Handle | None = None, *beside: Handle) -> Handle:  # type: ignore[override]

@@ -223,7 +223,7 @@ class DFineModel(Detector):
     def __init__(self, config: ConfigReader) -> None:
         size = self.width = config.integer("d_model")
         self.context = config.integer("num_queries")
-        frozen = config.flag("freeze_backbone_batch_norms", default=True)
+        frozen = config.flag("freeze_backbone_batch_norms")
         net = HGNet(backbone_config(config, "hgnet_v2"), trained=not frozen)
         self.backbone = Parts(model=net.tower())
         channels = at_least_one(config, "decoder_in_channels")

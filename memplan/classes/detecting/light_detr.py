@@ -57,7 +57,7 @@ def dinov2(part: ConfigReader) -> Parts:
     size = part.integer("hidden_size")
     inner = int(size * ratio(part, "mlp_ratio", default=4))
     embeddings = Parts(cls_token=Weight(1, 1, size))
-    if part.flag("use_mask_token", default=True):
+    if part.flag("use_mask_token"):
         embeddings.mask_token = Weight(1, size)
     embeddings.position_embeddings = Weight(1, positions(part, "image_size"), size)
     embeddings.patch_embeddings = Parts(projection=patches(part, size))
@@ -73,7 +73,7 @@ def dinov2(part: ConfigReader) -> Parts:
             mlp = perceptron(size, inner)
         return Parts(
             norm1=LayerNorm(size),
-            attention=attention(size, bias=part.flag("qkv_bias", default=True)),
+            attention=attention(size, bias=part.flag("qkv_bias")),
             layer_scale1=Parts(lambda1=Weight(size)), norm2=LayerNorm(size), mlp=mlp,
             layer_scale2=Parts(lambda1=Weight(size)),
         )  # fmt: skip
@@ -87,13 +87,13 @@ def windowed_vit(part: ConfigReader) -> Parts:
     size = part.integer("hidden_size")
     inner = int(size * ratio(part, "mlp_ratio", default=4))
     embeddings = Parts()
-    if part.flag("use_absolute_position_embeddings", default=True):
+    if part.flag("use_absolute_position_embeddings"):
         rows = positions(part, "pretrain_image_size")
         embeddings.position_embeddings = Weight(1, rows, size)
     embeddings.projection = patches(part, size)
 
     def layer(_: object) -> Module:
-        bias = part.flag("qkv_bias", default=True)
+        bias = part.flag("qkv_bias")
         return Parts(
             gamma_1=Weight(size), gamma_2=Weight(size),
             attention=attention(size, bias=bias, key_bias=False),
@@ -155,7 +155,7 @@ def decoder_layer(config: ConfigReader, size: int) -> Parts:
     """Attention to one another, then to places of the picture, and a network."""
     heads = config.integer("decoder_self_attention_heads")
     head_dim = config.integer("head_dim", default=size // heads)
-    bias = config.flag("attention_bias", default=True)
+    bias = config.flag("attention_bias")
     own = attention(size, width=heads * head_dim, bias=bias)
     if not bias:
         own.children["o_proj"].weights.pop("bias")

@@ -73,7 +73,7 @@ class RoCBertEmbeddings(TableParts):
 
     def add_tables(self, config: ConfigReader, width: int) -> None:
         for key in ("concat_input", "enable_shape", "enable_pronunciation"):
-            if not config.flag(key, default=True):
+            if not config.flag(key):
                 error = config.fail(key, "only true is supported: else some tables are left unused")
                 raise error
         sound, shape = (
@@ -283,7 +283,7 @@ class RemBertModel(BertModel):
 
     def __init__(self, config: ConfigReader, *, pooled: bool = True) -> None:
         inputs, outputs = (config.integer(f"{each}_embedding_size") for each in ("input", "output"))
-        if config.flag("tie_word_embeddings", default=True) and inputs != outputs:
+        if config.flag("tie_word_embeddings") and inputs != outputs:
             problem = "cannot tie unequal input_embedding_size and output_embedding_size"
             error = config.fail("tie_word_embeddings", problem)
             raise error

@@ -110,7 +110,7 @@ class LukeLMHead(RobertaLMHead):
 
     def __init__(self, config: ConfigReader, task: EncoderTask) -> None:
         super().__init__(config, task)
-        if config.flag("tie_word_embeddings", default=True):
+        if config.flag("tie_word_embeddings"):
             self.decoder.bias = self.bias
 
 
@@ -127,7 +127,7 @@ class EntityPredictionHead(Module):
         rows, width = entities.weight.shape
         self.transform = EntityPredictionHeadTransform(config)
         self.decoder = Linear(width, rows)
-        if config.flag("tie_word_embeddings", default=True):
+        if config.flag("tie_word_embeddings"):
             self.decoder.weight = entities.weight
         self.bias = Weight(rows)
 

@@ -74,7 +74,7 @@ class BlipAttention(Module):
         heads = config.integer("num_attention_heads")
         self.head_dim = config.divide("hidden_size", size, "num_attention_heads", heads)
         self.probability = config.number("attention_dropout", default=0.0)
-        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias", default=True))
+        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias"))
         self.projection = Linear(size, size, bias=True)
 
     def forward(self, hidden_states: Handle) -> Attended:

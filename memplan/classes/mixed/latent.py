@@ -212,7 +212,7 @@ def alternate(x: Handle) -> tuple[Handle, Handle]:
 class InterleavedAttention(LatentAttention):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         super().__init__(config, kind)
-        self.interleaved = config.flag("rope_interleave", default=True)
+        self.interleaved = config.flag("rope_interleave")
 
 
 class DeepseekV3DecoderLayer(MixtureLayer):

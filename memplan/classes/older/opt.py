@@ -97,7 +97,7 @@ class PlainLayerNorm(Norm):
 
 def opt_norm(config: ConfigReader, hidden: int) -> Norm:
     """With weights, unless the config says otherwise."""
-    weighted = config.flag("layer_norm_elementwise_affine", default=True)
+    weighted = config.flag("layer_norm_elementwise_affine")
     return LayerNorm(hidden) if weighted else PlainLayerNorm(hidden)
 
 
@@ -105,7 +105,7 @@ class OPTDecoderLayer(InnerNetworkLayer):
     def __init__(self, config: ConfigReader, kind: LayerKind) -> None:
         hidden = config.integer("hidden_size")
         self.self_attn = OPTAttention(config, kind)
-        self.do_layer_norm_before = config.flag("do_layer_norm_before", default=True)
+        self.do_layer_norm_before = config.flag("do_layer_norm_before")
         self.placement = NormPlacement.PRE if self.do_layer_norm_before else NormPlacement.POST
         self.residual_dropout = config.number("dropout")
         self.activation_fn = ActivationModule(older_activation(config))
@@ -173,7 +173,7 @@ class OPTModel(Decoder):
         if self.is_projected:
             self.project_out = Linear(hidden, width)
             self.project_in = Linear(width, hidden)
-        normed = config.flag("do_layer_norm_before", default=True)
+        normed = config.flag("do_layer_norm_before")
         self.is_normed = normed and not config.flag("_remove_final_layer_norm")
         if self.is_normed:
             self.final_layer_norm = opt_norm(config, hidden)

@@ -87,7 +87,7 @@ def activation_of(config: ConfigReader) -> Activation:
 
 class MobileViTSelfAttention(Module):
     def __init__(self, config: ConfigReader, size: int) -> None:
-        heads, bias = config.integer("num_attention_heads"), config.flag("qkv_bias", default=True)
+        heads, bias = config.integer("num_attention_heads"), config.flag("qkv_bias")
         config.divide("hidden_sizes", size, "num_attention_heads", heads)
         self.head_dim = size // heads
         self.query = Linear(size, size, bias=bias)

@@ -57,7 +57,7 @@ class PoolFormerLayer(Module):
         self.output.block = LayerBlock.NETWORK
         self.before_norm, self.after_norm = GroupNorm(1, size), GroupNorm(1, size)
         self.drop_path = DropPath(rate)
-        if config.flag("use_layer_scale", default=True):
+        if config.flag("use_layer_scale"):
             self.layer_scale_1, self.layer_scale_2 = Weight(size), Weight(size)
 
     def forward(self, hidden_states: Handle) -> Handle:

@@ -57,7 +57,7 @@ class Stage:
         self.reduction = of_stage(self.reductions)
         self.inner = int(self.size * stage_ratios(config, "mlp_ratios", count)[index])
         self.depth = of_stage("depths")
-        self.bias = not self.bias_key or config.flag(self.bias_key, default=True)
+        self.bias = not self.bias_key or config.flag(self.bias_key)
         self.dropout = config.number("hidden_dropout_prob", default=0.0)
 
 

@@ -76,7 +76,7 @@ class PositionBias(Module):
 class Swinv2SelfAttention(Module):
     def __init__(self, config: ConfigReader, size: int, heads: int, window: int) -> None:
         self.window, self.heads, self.head_dim = window, heads, size // heads
-        bias = config.flag("qkv_bias", default=True)
+        bias = config.flag("qkv_bias")
         self.logit_scale = Weight(heads, 1, 1)
         self.continuous_position_bias_mlp = PositionBias(heads)
         self.query = Linear(size, size, bias=bias)

@@ -71,7 +71,7 @@ class TimesformerSelfAttention(Module):
 
     def __init__(self, config: ConfigReader, size: int) -> None:
         self.num_heads = config.integer("num_attention_heads")
-        bias = config.flag("qkv_bias", default=True)
+        bias = config.flag("qkv_bias")
         self.qkv = Linear(size, 3 * size, bias=bias)
         drop = config.number("attention_probs_dropout_prob", default=0.0)
         self.attn_drop = Dropout(drop)

@@ -153,7 +153,7 @@ class UperNetForSemanticSegmentation(PictureTask):
         assert isinstance(self.model, UperNetModel)
         widths, num_labels = self.model.backbone.widths, self.spec.num_labels
         self.decode_head = UperNetHead(config, widths, num_labels)
-        if config.flag("use_auxiliary_head", default=True):
+        if config.flag("use_auxiliary_head"):
             self.auxiliary_head = UperNetFCNHead(config, widths, num_labels)
 
     def loss_of(self, *features: Handle) -> Tensor:

@@ -55,7 +55,7 @@ class VideoMAESelfAttention(Heads):
 
     def biases(self, config: ConfigReader) -> tuple[bool, ...]:
         """Of each of the three."""
-        bias = config.flag("qkv_bias", "qv_bias", default=True)
+        bias = config.flag("qkv_bias", "qv_bias")
         return bias, False, bias
 
     def forward(self, hidden_states: Handle) -> Handle:
@@ -96,7 +96,7 @@ class VideoMAELayer(Module):
 class VideoMAEForVideoClassification(FirstToken):
     def add_head(self, config: ConfigReader) -> None:
         """A norm of the mean, where that is what is read."""
-        if config.flag("use_mean_pooling", default=True):
+        if config.flag("use_mean_pooling"):
             self.fc_norm = LayerNorm(self.model.width)
         super().add_head(config)
 
@@ -146,7 +146,7 @@ class VideoMAEModel(PictureModel):
         kinds = [None] * config.layers("num_hidden_layers")
         layers = LayerList("layers", kinds, lambda _: VideoMAELayer(config, size, inner))
         setattr(self, "encoder.layer", layers)
-        if not config.flag("use_mean_pooling", default=True):
+        if not config.flag("use_mean_pooling"):
             self.layernorm = LayerNorm(size)
             self.layernorm.segment = "norm", ModelPart.NORM
         channels = config.integer("num_channels")

@@ -123,7 +123,7 @@ class Heads(Module):
 
     def biases(self, config: ConfigReader) -> tuple[bool, ...]:
         """Of each of the three."""
-        return (config.flag("qkv_bias", default=True),) * 3
+        return (config.flag("qkv_bias"),) * 3
 
     def attend(self, query: Handle, key: Handle, value: Handle) -> Attended:
         """The attention function of the kernels that are asked for."""

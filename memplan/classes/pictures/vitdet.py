@@ -100,7 +100,7 @@ class VitDetAttention(Module):
             config.integer("hidden_size"), config.integer("num_attention_heads"),
         )  # fmt: skip
         head_dim = config.divide("hidden_size", size, "num_attention_heads", self.num_heads)
-        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias", default=True))
+        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias"))
         self.proj = Linear(size, size, bias=True)
         if config.flag("use_relative_position_embeddings"):
             self.rel_pos_h = Weight(2 * sides[0] - 1, head_dim)

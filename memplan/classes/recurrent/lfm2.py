@@ -155,7 +155,7 @@ class Lfm2MoeTopKRouter(Router):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.norm_topk_prob = config.flag("norm_topk_prob")
-        self.is_corrected = config.flag("use_expert_bias", default=True)
+        self.is_corrected = config.flag("use_expert_bias")
 
     def forward(self, hidden_states: Handle, expert_bias: Handle | None) -> Routed:
         router_logits = linear(hidden_states, self, self.weight)

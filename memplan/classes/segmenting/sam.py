@@ -83,11 +83,11 @@ class SamVisionAttention(Module):
     def __init__(self, config: ConfigReader, side: int, *, written_out: bool) -> None:
         size, self.num_heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         head_dim = config.divide("hidden_size", size, "num_attention_heads", self.num_heads)
-        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias", default=True))
+        self.qkv = Linear(size, 3 * size, bias=config.flag("qkv_bias"))
         self.proj = Linear(size, size, bias=True)
         self.dropout = Dropout(config.number("attention_dropout", default=0.0))
         self.written_out = written_out
-        if config.flag("use_rel_pos", default=True):
+        if config.flag("use_rel_pos"):
             self.rel_pos_h = Weight(2 * side - 1, head_dim)
             self.rel_pos_w = Weight(2 * side - 1, head_dim)
 
@@ -204,7 +204,7 @@ class SamVisionEncoder(PictureModel):
         grid = config.integer("image_size") // config.integer("patch_size")
         self.grid = (grid, grid)
         self.patch_embed = SamPatchEmbeddings(config)
-        if config.flag("use_abs_pos", default=True):
+        if config.flag("use_abs_pos"):
             self.pos_embed = Weight(1, *self.grid, self.width)
         window = config.integer("window_size", minimum=0)
         wide = self.wide_layers(config)

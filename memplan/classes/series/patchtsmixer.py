@@ -74,7 +74,7 @@ class MixerBlock(Module):
     def __init__(self, config: ConfigReader, size: int) -> None:
         self.norm = PatchTSMixerNormLayer(config)
         self.mlp = PatchTSMixerMLP(config, size)
-        self.gated_attn = config.flag("gated_attn", default=True)
+        self.gated_attn = config.flag("gated_attn")
         if self.gated_attn:
             self.gating_block = PatchTSMixerGatedAttention(size)
 

@@ -64,7 +64,7 @@ class PatchTSTEncoderLayer(Module):
         kind = config.text("norm_type", default="batchnorm")
         batch = config.choice("norm_type", kind, ("batchnorm", "layernorm")) == "batchnorm"
         self.channel_attention = config.flag("channel_attention")
-        self.pre_norm, bias = (config.flag(key, default=True) for key in ("pre_norm", "bias"))
+        self.pre_norm, bias = (config.flag(key) for key in ("pre_norm", "bias"))
         rate = config.number("attention_dropout", default=0.0)
         self.self_attn = SeriesAttention(config, "num_attention_heads", rate)
         self.norm_sublayer1 = norm_of(size, batch=batch)
@@ -123,7 +123,7 @@ def greatest(x: Handle, dim: int) -> Handle:
 class PatchTSTForPrediction(ForPrediction):
     def add_head(self, config: ConfigReader) -> None:
         """A projection of what is pooled; each channel may have its own."""
-        base, self.shared = self.model, config.flag("share_projection", default=True)
+        base, self.shared = self.model, config.flag("share_projection")
         self.token, self.pooling = config.flag("use_cls_token"), config.text("pooling_type")
         if self.pooling:
             config.choice("pooling_type", self.pooling, ("mean", "max"))
@@ -178,7 +178,7 @@ class PatchTSTModel(SeriesModel):
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         size, patch = self.width, self.patch
-        if config.flag("share_embedding", default=True):
+        if config.flag("share_embedding"):
             embedding: Module = Linear(patch, size, bias=True)
         else:
             apart = {str(index): Linear(patch, size, bias=True) for index in range(self.channels)}

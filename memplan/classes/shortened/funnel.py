@@ -78,9 +78,9 @@ class FunnelAttentionStructure(Module):
 
     def __init__(self, config: ConfigReader) -> None:
         self.blocks = len(config.integers("block_sizes"))
-        self.keeps_first = config.flag("separate_cls", default=True)
-        self.truncates = config.flag("truncate_seq", default=True)
-        self.queries_alone = config.flag("pool_q_only", default=True)
+        self.keeps_first = config.flag("separate_cls")
+        self.truncates = config.flag("truncate_seq")
+        self.queries_alone = config.flag("pool_q_only")
         kind = config.text("pooling_type", default="mean")
         self.pooling = config.choice("pooling_type", kind, ("mean", "max"))
         kind = config.text("attention_type", default="relative_shift")

@@ -138,7 +138,7 @@ class PerceiverEncoder(Module):
             config, latents, width, first, values or first,
             config.integer("num_cross_attention_heads"),
             factor=config.integer("cross_attention_widening_factor"),
-            added=config.flag("use_query_residual", default=True),
+            added=config.flag("use_query_residual"),
         )  # fmt: skip
         sizes = latents, 0, own, values or own, config.integer("num_self_attention_heads")
         factor = config.integer("self_attention_widening_factor")

@@ -66,7 +66,7 @@ class Recognizer(SoundModel):
         """Say what it is given, and what it writes."""
         table = self.decoder.embed_tokens
         self.vocab, self.width = table.weight.shape
-        self.tied = config.flag("tie_word_embeddings", default=True)
+        self.tied = config.flag("tie_word_embeddings")
         self.sound = self.described(channels, length, rate, stacks=("encoder", "decoder"), **how)
 
     @classmethod

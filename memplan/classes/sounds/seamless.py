@@ -328,7 +328,7 @@ class UnitsForConditionalGeneration(Module):
         hidden, rows = config.integer("hidden_size"), config.integer("t2u_vocab_size")
         self.model = TextToUnits(config, second=second)
         self.lm_head = Linear(hidden, rows)
-        if config.flag("tie_word_embeddings", default=True):
+        if config.flag("tie_word_embeddings"):
             self.lm_head.weight = self.model.decoder.embed_tokens.weight
 
 
@@ -424,7 +424,7 @@ class SeamlessM4TModel(Recognizer):
         self, config: ConfigReader, *, hears: bool = True, reads: bool = True, speaks: bool = True
     ) -> None:
         hidden, rows = config.integer("hidden_size"), config.integer("vocab_size")
-        self.tied, self.hears = config.flag("tie_word_embeddings", default=True), hears
+        self.tied, self.hears = config.flag("tie_word_embeddings"), hears
         self.shared = Embedding(rows, hidden)
         if reads:
             self.text_encoder = self.sharing(SeamlessM4TEncoder(config))

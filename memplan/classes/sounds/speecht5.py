@@ -410,7 +410,7 @@ class SpeechT5Model(Recognizer):
         self.encoder = SpeechT5Encoder(config, before)
         self.decoder = SpeechT5Decoder(config, behind)
         self.vocab, self.width = config.integer("vocab_size"), config.integer("hidden_size")
-        self.tied = config.flag("tie_word_embeddings", default=True)
+        self.tied = config.flag("tie_word_embeddings")
         self.longest = sines(config, "max_text_positions").rows
         stacks = "encoder", "decoder"
         length = SECONDS * SAMPLING_RATE

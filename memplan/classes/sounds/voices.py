@@ -82,7 +82,7 @@ class CsmModel(VoiceModel):
         )  # fmt: skip
         self.codec_model = MimiModel(part(config, "codec_config", "mimi"), "codec.")
         self.codec_model.begins_names = False
-        self.tied = config.flag("tie_codebooks_embeddings", default=True)
+        self.tied = config.flag("tie_codebooks_embeddings")
         if self.tied:
             again.weight = table.weight
         self.sound = self.described(0, SAMPLING_RATE, SAMPLING_RATE)

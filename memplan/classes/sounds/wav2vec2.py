@@ -401,7 +401,7 @@ class HubertFeatureProjection(FeatureProjection):
 
     def is_normed(self, config: ConfigReader) -> bool:
         """As the config says."""
-        return config.flag("feat_proj_layer_norm", default=True)
+        return config.flag("feat_proj_layer_norm")
 
     def forward(self, hidden_states: Handle) -> Handle:  # type: ignore[override]
         if "layer_norm" in self.children:

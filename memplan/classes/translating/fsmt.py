@@ -188,7 +188,7 @@ class FSMTModel(TwoStacks):
     }
 
     def __init__(self, config: ConfigReader) -> None:
-        self.is_tied = config.flag("tie_word_embeddings", default=True)
+        self.is_tied = config.flag("tie_word_embeddings")
         source, target = "src_vocab_size", "tgt_vocab_size"
         if self.is_tied and config.integer(source) != config.integer(target):
             problem = f"cannot tie unequal {source} and {target}"

@@ -90,7 +90,7 @@ class MarianModel(Translator):
 
     def __init__(self, config: ConfigReader) -> None:
         key = "share_encoder_decoder_embeddings"
-        if not config.flag(key, default=True):
+        if not config.flag(key):
             problem = "false is not supported: the stacks would have a vocabulary each"
             error = config.fail(key, problem)
             raise error

@@ -299,7 +299,7 @@ class ProphetNetDecoderLayer(LayerParts):
         hidden = config.integer("hidden_size")
         self.self_attn = ProphetNetNgramSelfAttention(config)
         self.self_attn_layer_norm = LayerNorm(hidden)
-        if config.flag("add_cross_attention", default=True):
+        if config.flag("add_cross_attention"):
             self.cross_attn = CrossAttention(config, "decoder")
             self.cross_attn_layer_norm = LayerNorm(hidden)
         self.feed_forward = ProphetNetFeedForward(config, config.integer("decoder_ffn_dim"))

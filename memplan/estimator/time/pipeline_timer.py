@@ -166,7 +166,7 @@ class PipelineTimer:
         (``batch_p2p_sync``), with them they overlap (``overlap_p2p_comm``)."""
         leaves = [stage.tape.leaves for stage in given.stages]
         sizes = (sum(each.numel * each.dtype.num_bytes for each in own) for own in leaves)
-        self.sent_bytes = max(sizes, default=0)
+        self.sent_bytes = max(sizes)
 
     def _going_of(self, place: int) -> set[tuple[int, int]]:
         chunks = self.given.setup.offload_activations is ActivationOffload.CHUNKS

@@ -22,6 +22,18 @@ def test_defaults() -> None:
     assert options.grad_accum_dtype is None
 
 
+def test_stage_3_defaults() -> None:
+    """DeepSpeed 0.19's own (runtime/zero/config.py)."""
+    options = read(3)
+    assert options.prefetch_bucket_size == 50_000_000
+    assert options.param_persistence_threshold == 100_000
+    assert options.max_live_parameters == options.max_reuse_distance == 1_000_000_000
+    assert options.sub_group_size == 1_000_000_000
+    assert (options.hpz_partition_size, options.zenflow_interval) == (1, 1)
+    assert not options.gather_16bit_weights_on_model_save
+    assert not options.allgather_sequential
+
+
 def test_offload_defaults() -> None:
     """DeepSpeed 0.19's own (runtime/zero/offload_config.py)."""
     options = read(3)
