@@ -3,6 +3,7 @@ from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import SegmentComponent
 from memplan.graph.model import record_model
+from memplan.memory.required import RunSource
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
@@ -34,6 +35,7 @@ def test_a_tape_stays_as_it_is_when_another_one_is_made_of_its_class() -> None:
         seq_len=1024, images_per_sample=1,
     )  # fmt: skip
     source = estimate(model, setup).run_source
+    assert isinstance(source, RunSource)
     stages = source.record().stages
 
     def released() -> list[list[int]]:
