@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import chain
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, least_bytes, without_run
+from memplan.estimator import Estimate, Verdict, bare_estimate, least_bytes, told, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -221,7 +221,7 @@ class _Search:
             if self._is_hopeless(setup):
                 self.too_large.add(alone)
                 return False
-            better = estimate(self.model, setup, self.gpu)
+            better = bare_estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
         is_beyond = unshared_bytes(better) > self.gpu.capacity_bytes
@@ -229,13 +229,13 @@ class _Search:
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
         if better.node_memory_bytes is None and overfills_usual_node(better):
-            self.overfilling.append(better)
+            self.overfilling.append(told(better, setup))
             return False
         verdict = better.job_verdict
         if verdict in FITTING:
-            self.found = better
+            self.found = told(better, setup)
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
-            self.tight = self.tight or better
+            self.tight = self.tight or told(better, setup)
         return verdict in FITTING
 
     def _stays_too_large(self, answer: Estimate, alone: TrainingSetup) -> bool:
@@ -251,7 +251,7 @@ class _Search:
             return False
         with suppress(SetupError):
             setup = replace(answer.setup, num_gpus=most, num_nodes=None)
-            if self._lacks_by_replay(estimate(self.model, setup, self.gpu)):
+            if self._lacks_by_replay(bare_estimate(self.model, setup, self.gpu)):
                 return True
         self.attainable.add(alone)
         return False
@@ -395,7 +395,7 @@ def hints_for(
 
     def work(number: int) -> int | Advice:
         if number < len(hopeless):
-            return told(advise(model, hopeless[number], allow=allow))
+            return handed_over(advise(model, hopeless[number], allow=allow))
         answer, gpu = known[number - len(hopeless)]
         return largest_micro_batch(model, answer.setup, gpu, known=answer)
 
@@ -408,7 +408,7 @@ def hints_for(
     )
 
 
-def told(advice: Advice) -> Advice:
+def handed_over(advice: Advice) -> Advice:
     """What of an advice is told, without the runs behind it."""
     _ = advice.missing_bytes, advice.saved_bytes
     better = without_run(advice.better) if advice.better is not None else None

@@ -110,7 +110,7 @@ def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
         asked[setup.num_gpus] += 1
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.advice.estimate", counted)
+    monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
     spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=1180 * MIB)
     setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=512, checkpointing="full")
     better = advise(spec, estimate(spec, setup, card)).better
