@@ -178,7 +178,6 @@ class Playback(ForwardPlayback):
         segment = each.segment
         self.ledger.reach(segment, repetition)
         self.engine.before_backward(segment, repetition)
-        name = segment.index, repetition
         standing = self._standing_back(segment, repetition)
         script = self.scripts.get((id(each), not repetition))
         if script is not None and script.standing == standing:
