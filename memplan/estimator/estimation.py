@@ -34,13 +34,22 @@ def estimate(
     Raises ``SetupError`` for a setup that this model or engine cannot be trained with, and for a
     rank that it does not have.
     """
+    return told(bare_estimate(model, setup, gpu, rank=rank), setup, is_worst=rank is None)
+
+
+def bare_estimate(
+    model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None, *, rank: int | None = None
+) -> Estimate:
+    """An estimate's figures, without what is said of them: enough for a setup that is one of many looked at.
+
+    Raises ``SetupError`` as ``estimate`` does.
+    """
     job = Job.of(model, setup, gpu)
     job.remember(model)
     account = job.account(rank=rank)
-    crowded = _crowded(model, job.setup, gpu, rank=rank)
     return Estimate(
         model=model,
-        crowded=crowded,
+        crowded=_crowded(model, job.setup, gpu, rank=rank),
         setup=job.setup,
         gpu=gpu,
         run_source=job.run_source(account),
@@ -49,15 +58,26 @@ def estimate(
         account=account,
         activations_bytes=job.given.passes.after_forward.total_bytes,
         attention_kernel=attention_kernel(job.given.tape),
-        assumptions=assumptions_of(model, setup, job.setup, gpu),
+        assumptions=(),
+    )
+
+
+def told(answer: Estimate, asked: TrainingSetup, *, is_worst: bool = True) -> Estimate:
+    """The same with the defaults that were used where they were not ``asked`` for, and with its notes."""
+    model, setup, gpu = answer.model, answer.setup, answer.gpu
+    job = Job.of_answer(model, setup, gpu)
+    tape, passes = job.given.tape, job.given.passes
+    return replace(
+        answer,
+        assumptions=assumptions_of(model, asked, setup, gpu),
         notes=(
-            *notes_of(model, job.setup, gpu),
-            *unread_words(job.given.tape, job.setup),
-            *viewed_words(job.given.tape, job.setup),
-            *_compared_with_eager(model, job, account, gpu),
-            *_stages(model, job.setup, account, is_worst=rank is None),
-            *_crowded_words(crowded),
-            *skipped_words(model, job.given.tape, job.given.passes),
+            *notes_of(model, setup, gpu),
+            *unread_words(tape, setup),
+            *viewed_words(tape, setup),
+            *_compared_with_eager(model, job, answer.account, gpu),
+            *_stages(model, setup, answer.account, is_worst=is_worst),
+            *_crowded_words(answer.crowded),
+            *skipped_words(model, tape, passes),
         ),
     )
 
@@ -67,7 +87,7 @@ def _crowded(
 ) -> Estimate | None:
     """The same at the high end of a range of tokens that spread experts are given."""
     fullest = at_high_end(setup)
-    return None if fullest is None else estimate(model, fullest, gpu, rank=rank)
+    return None if fullest is None else bare_estimate(model, fullest, gpu, rank=rank)
 
 
 def at_high_end(setup: TrainingSetup) -> TrainingSetup | None:

@@ -178,8 +178,7 @@ class Playback(ForwardPlayback):
         segment = each.segment
         self.ledger.reach(segment, repetition)
         self.engine.before_backward(segment, repetition)
-        name = segment.index, repetition
-        standing = self._standing_back(name)
+        standing = self._standing_back(segment, repetition)
         script = self.scripts.get((id(each), not repetition))
         if script is not None and script.standing == standing:
             self._backward_again(script, segment, repetition, cuts)
@@ -187,13 +186,20 @@ class Playback(ForwardPlayback):
             self._backward_anew(each, repetition, cuts, standing)
         self.engine.after_backward(segment, repetition)
 
-    def _standing_back(self, name: Name) -> Hashable:
+    def _standing_back(self, segment: Segment, repetition: int) -> Hashable:
         """What decides, beside the walk, what a repetition's backward pass asks for."""
+        name = segment.index, repetition
         places = [
             (key, *self._seen(name, place)) for key, place in self.inputs.get(name, {}).items()
         ]
         flow = self.flow is None, self.flow_is_view
-        return tuple(self.frames[name]), tuple(places), flow, tuple(self.shared), len(self.transit)
+        keepers: list[tuple[int, bool]] = []
+        if segment.keeps_input and not repetition:
+            keepers = [(self.keepers[each], each in self.gone) for each in kept_by(segment)]
+        return (
+            tuple(self.frames[name]), tuple(places), flow, tuple(self.shared), len(self.transit),
+            tuple(keepers),
+        )  # fmt: skip
 
     def _given_back(self, name: Name) -> list[Block]:
         """What a repetition's backward pass finds."""
@@ -219,6 +225,8 @@ class Playback(ForwardPlayback):
                 block = None if stretch.block is None else ~there[stretch.block]
                 self._gradient((act.parameter, repetition if act.is_own else 0), block)
         self._take(left.taken, self.inputs.get(name, {}))
+        for storage in left.unkept:
+            self.keepers[storage] -= 1
         self.frames[name] = dict(script.frame(there))
         self.flow = None if left.flow is None else ~there[left.flow]
         self.flow_is_view = left.flow_is_view
@@ -274,6 +282,7 @@ class Playback(ForwardPlayback):
             flow=self.flow,
             flow_is_view=self.flow_is_view,
             shared=dict(self.shared),
+            unkept=notes.unkept,
         )
         self._keep(each, repetition, notes.script(standing, found, left))
 
@@ -319,7 +328,7 @@ class Playback(ForwardPlayback):
                     elif key in sources:
                         if key is given and segment.keeps_input and not repetition:
                             self._free_shared(segment)
-                            notes.is_alike = False
+                            notes.unkept = kept_by(segment)
                         self._free(sources[key])
                     elif isinstance(key, Storage) and key in self.keepers:
                         self.gone.add(key)

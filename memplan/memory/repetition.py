@@ -11,7 +11,7 @@ from enum import Enum
 from operator import inv, itemgetter
 
 from memplan.fast_dataclass import dataclass, field, replace
-from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.memory.replaying.ledger import Block, Ledger
 
 
@@ -85,6 +85,8 @@ class Left:
     flow_is_view: bool = False
     shared: dict[Tensor, int] = field(default_factory=dict)
     """Gradients of what others read too."""
+    unkept: Sequence[Storage] = ()
+    """What earlier segments made, and is kept by one fewer."""
 
     def numbered(self, numbers: Mapping[Block, int]) -> "Left":
         """The same in numbers. Raises ``KeyError`` for a block that has none."""
@@ -124,7 +126,7 @@ class Script:
 class Notes:
     """What a repetition asks for while it is played."""
 
-    __slots__ = ("_ledger", "_start", "_stretches", "is_alike")
+    __slots__ = ("_ledger", "_start", "_stretches", "is_alike", "unkept")
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -132,6 +134,8 @@ class Notes:
         self._stretches: list[tuple[range, list[tuple[int, int]], Act, Block | None]] = []
         self.is_alike = True
         """Nothing has happened that goes by more than what is compared."""
+        self.unkept: Sequence[Storage] = ()
+        """What earlier segments made and the segment has let go of meanwhile."""
 
     def stop(self, act: Act, block: Block | None = None) -> None:
         """Somebody else acts."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import chain
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, estimate, least_bytes, without_run
+from memplan.estimator import Estimate, Verdict, bare_estimate, least_bytes, told, without_run
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -42,6 +42,8 @@ WEIGHT_BYTES = 2
 LOADING_SHARE = 0.8
 """Of a GPU that the whole model may take while it is loaded, before zero.Init is called for."""
 
+FEW_TOKENS = 64
+"""Of a sequence, where the length makes no difference."""
 
 FITTING = (Verdict.FITS, Verdict.STATES_FIT)
 """What a change that helps comes to."""
@@ -195,6 +197,8 @@ class _Search:
         self.model = model
         self.answer = answer
         self.gpu = gpu
+        self.lacks_states = not _holds_states(answer, gpu)
+        """What lies on the card between steps decides, so that it is looked at first."""
         self.found: Estimate | None = None
         self.tried: set[TrainingSetup] = {answer.setup}
         self.too_large: set[TrainingSetup] = set()
@@ -218,10 +222,12 @@ class _Search:
             return False
         self.tried.add(setup)
         try:
+            if self.lacks_states and not self._may_hold_states(setup, alone):
+                return False
             if self._is_hopeless(setup):
                 self.too_large.add(alone)
                 return False
-            better = estimate(self.model, setup, self.gpu)
+            better = bare_estimate(self.model, setup, self.gpu)
         except SetupError:
             return False
         is_beyond = unshared_bytes(better) > self.gpu.capacity_bytes
@@ -229,13 +235,13 @@ class _Search:
             self.too_large.add(alone)
         better = replace(better, node_memory_bytes=self.answer.node_memory_bytes)
         if better.node_memory_bytes is None and overfills_usual_node(better):
-            self.overfilling.append(better)
+            self.overfilling.append(told(better, setup))
             return False
         verdict = better.job_verdict
         if verdict in FITTING:
-            self.found = better
+            self.found = told(better, setup)
         elif verdict is Verdict.TIGHT and not overfills_usual_node(better):
-            self.tight = self.tight or better
+            self.tight = self.tight or told(better, setup)
         return verdict in FITTING
 
     def _stays_too_large(self, answer: Estimate, alone: TrainingSetup) -> bool:
@@ -251,7 +257,7 @@ class _Search:
             return False
         with suppress(SetupError):
             setup = replace(answer.setup, num_gpus=most, num_nodes=None)
-            if self._lacks_by_replay(estimate(self.model, setup, self.gpu)):
+            if self._lacks_by_replay(bare_estimate(self.model, setup, self.gpu)):
                 return True
         self.attainable.add(alone)
         return False
@@ -260,6 +266,41 @@ class _Search:
         """Whether the card is too small for its run, and not for what is allocated at once."""
         allocated = answer.worst_bytes + answer.overhead_bytes.low
         return allocated <= self.gpu.capacity_bytes and answer.verdict is Verdict.OOM
+
+    def _may_hold_states(self, setup: TrainingSetup, alone: TrainingSetup) -> bool:
+        """Whether the card has room for what is loaded and for states, which a step of few tokens says as well.
+
+        What is too much while it is loaded with the most GPUs that are tried, too, is so with all in between: no
+        shard gets larger with more of them.
+        """
+        short = self._shortened(setup)
+        if short is None or short.account.unsaved:
+            return True
+        asked, tried = self.answer.setup.num_gpus, setup.num_gpus
+        if self._loads(short):
+            return _holds_states(short, self.gpu)
+        *_, most = (tried, *doublings(asked))
+        if asked < tried < most:
+            for wider in possible(replace, setup, num_gpus=most, num_nodes=None):
+                furthest = self._shortened(wider)
+                if furthest is not None and not self._loads(furthest):
+                    self.too_large.add(alone)
+        return False
+
+    def _shortened(self, setup: TrainingSetup) -> Estimate | None:
+        """The same with one sequence of few tokens; None where that cannot be."""
+        length = min(setup.seq_len or FEW_TOKENS, FEW_TOKENS * setup.context_parallel)
+        with suppress(SetupError):
+            short = replace(setup, micro_batch_size=1, seq_len=length, evaluation=None)
+            return bare_estimate(self.model, short, self.gpu)
+        return None
+
+    def _loads(self, answer: Estimate) -> bool:
+        """Whether the card has room for loading; of one whose allocator is not replayed that is not asked."""
+        loading = answer.phases.get("load")
+        if loading is None or answer.certain_bytes is not None:
+            return True
+        return loading.peak_bytes + answer.overhead_bytes.low <= self.gpu.capacity_bytes
 
     def _is_hopeless(self, setup: TrainingSetup) -> bool:
         """Whether activations alone are more than the card has, which a walk says long before an estimate."""
@@ -395,7 +436,7 @@ def hints_for(
 
     def work(number: int) -> int | Advice:
         if number < len(hopeless):
-            return told(advise(model, hopeless[number], allow=allow))
+            return handed_over(advise(model, hopeless[number], allow=allow))
         answer, gpu = known[number - len(hopeless)]
         return largest_micro_batch(model, answer.setup, gpu, known=answer)
 
@@ -408,7 +449,7 @@ def hints_for(
     )
 
 
-def told(advice: Advice) -> Advice:
+def handed_over(advice: Advice) -> Advice:
     """What of an advice is told, without the runs behind it."""
     _ = advice.missing_bytes, advice.saved_bytes
     better = without_run(advice.better) if advice.better is not None else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from memplan.estimator import Estimate, at_high_end, estimate
+from memplan.estimator import Estimate, at_high_end, bare_estimate
 from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -39,7 +39,7 @@ def largest_micro_batch(
 
     def ask(size: int) -> Estimate:
         if size not in answers:
-            found = estimate(model, replace(setup, micro_batch_size=size), gpu)
+            found = bare_estimate(model, replace(setup, micro_batch_size=size), gpu)
             answers[size] = replace(found, crowded=fullest.get(size, found.crowded))
         return answers[size]
 
@@ -47,7 +47,7 @@ def largest_micro_batch(
         if high is None or size in answers:
             return ask(size).fullest
         if size not in fullest:
-            fullest[size] = estimate(model, replace(high, micro_batch_size=size), gpu)
+            fullest[size] = bare_estimate(model, replace(high, micro_batch_size=size), gpu)
         return fullest[size]
 
     search = SizeSearch(ask, gpu.capacity_bytes, ask_fullest=ask_fullest)

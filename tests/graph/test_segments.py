@@ -3,8 +3,10 @@ from memplan.fast_dataclass import replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import SegmentComponent
 from memplan.graph.model import record_model
+from memplan.memory.required import RunSource
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
+from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
 
 
@@ -30,10 +32,11 @@ def test_a_tape_stays_as_it_is_when_another_one_is_made_of_its_class() -> None:
     # A stage's class keeps what it hands on by name until the next tape is made of it.
     model = load_model("qwen3-vl-2b")
     setup = TrainingSetup(
-        num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=8, engine="fsdp",
+        num_gpus=4, pipeline_parallel=4, gradient_accumulation_steps=8, engine=Engine.FSDP,
         seq_len=1024, images_per_sample=1,
     )  # fmt: skip
     source = estimate(model, setup).run_source
+    assert isinstance(source, RunSource)
     stages = source.record().stages
 
     def released() -> list[list[int]]:

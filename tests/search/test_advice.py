@@ -8,10 +8,11 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.report.estimates.changes import advice_text
-from memplan.search.advice import advise, hints_for
+from memplan.search.advice import FEW_TOKENS, advise, hints_for
 from memplan.search.megatron_advice import megatron_changes
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
+from memplan.training.adapters import Lora
 from memplan.training.choices import Recomputation
 from memplan.training.precision import Engine
 from memplan.training.setup import TrainingSetup
@@ -103,22 +104,43 @@ def test_of_what_more_gpus_do_the_fewest_are_advised() -> None:
 def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two ways of five have to be replayed in vain: the most GPUs are asked then, and not each number in between."""
+    """One way of two has to be replayed in vain: the most GPUs are asked then, and not each number in between.
+
+    States of the others are seen to be too much over a step of few tokens.
+    """
     asked = Counter[int]()
 
     def counted(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> Estimate:
-        asked[setup.num_gpus] += 1
+        asked[setup.num_gpus] += setup.seq_len != FEW_TOKENS
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.advice.estimate", counted)
+    monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
     spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=1180 * MIB)
     setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=512, checkpointing="full")
     better = advise(spec, estimate(spec, setup, card)).better
     assert better is not None
     assert better.verdict is Verdict.TIGHT
-    assert asked[16] == asked[8192] == 5
-    assert asked[32] == 4
-    assert asked[4096] == 3
+    assert asked[16] == asked[8192] == 2
+    assert asked[32] == asked[1024] == 1
+    assert asked[4096] == 0
+
+
+def test_what_loads_too_large_with_the_most_gpus_is_not_asked_with_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank loads the whole of a quantized base, however many share it: steps of few tokens say so."""
+    asked = Counter[tuple[Engine, int, bool]]()
+
+    def counted(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None) -> Estimate:
+        asked[setup.chosen_engine, setup.num_gpus, setup.seq_len == FEW_TOKENS] += 1
+        return estimate(model, setup, gpu)
+
+    monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
+    spec, card = load_model("gpt2-xl"), replace(load_gpu("t4"), torch_total_bytes=1200 * MIB)
+    setup = TrainingSetup(adapter=Lora(), quantize="nf4", seq_len=512, checkpointing="full")
+    advise(spec, estimate(spec, setup, card))
+    fsdp = {key[1:] for key in asked if key[0] is Engine.FSDP and key[1] > 1}
+    assert fsdp == {(2, True), (1024, True)}
 
 
 def test_a_smaller_micro_batch_keeps_the_global_batch() -> None:

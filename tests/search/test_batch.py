@@ -102,7 +102,7 @@ def test_no_size_far_beyond_the_largest_is_asked(monkeypatch: pytest.MonkeyPatch
         asked.append(setup.micro_batch_size)
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.batch.estimate", estimated)
+    monkeypatch.setattr("memplan.search.batch.bare_estimate", estimated)
     setup = TrainingSetup(
         adapter={"lora": {"rank": 8}}, checkpointing="full", precision="bf16-autocast", seq_len=1024,  # type: ignore[arg-type]
     )  # fmt: skip

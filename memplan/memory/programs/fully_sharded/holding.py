@@ -70,12 +70,11 @@ class HoldingShards(ShardedProgram[UnitUse]):
         """Among the ranks over which the parameters are spread."""
         self.tail = self._single(self.units.tail)
         self.embedding = self._single(self.units.embedding)
-        self.grouped = {
-            id(table[index])
-            for index in self.units.beside
-            for table in (self.units.layers, self.units.beside)
-        }
-        """Units that are one of two groups of parameters of their module."""
+        beside = self.units.beside
+        self.second = {id(unit) for unit in beside.values()}
+        """Units that are the second of two groups of parameters of their module."""
+        self.grouped = self.second | {id(self.units.layers[index]) for index in beside}
+        """Those that are one of the two."""
         self.ranks = Ranks(self.formats.degree, given.setup.tensor_parallel)
         """Over which the parameters are spread."""
 

@@ -50,7 +50,7 @@ class ReducingGradients(HoldingShards):
     def _reduce(self, use: UnitUse) -> None:
         """Lay the unit's gradients side by side and reduce them over its ranks."""
         unit, ledger = use.unit, self.ledger
-        if id(unit) not in self.grouped or unit in self.units.beside.values():
+        if id(unit) not in self.grouped or id(unit) in self.second:
             # Once for each module, by the group that is done first.
             while len(self.reduce_inputs) >= self.options.reduce_scatter_max_input_buffers:
                 ledger.free(self.reduce_inputs.pop(0))
