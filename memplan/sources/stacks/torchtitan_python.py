@@ -71,7 +71,7 @@ def _taken(keys: Keys, section: str) -> dict[str, object]:
 
 
 def _name_model(keys: Keys) -> None:
-    """The folder is the model's name, and the first argument its flavor."""
+    """The package that has the registry is the model's name, and the first argument its flavor."""
     said = _taken(keys, "model_spec")
     places = said.pop(ARGUMENTS, None)
     if said.pop(CALL, None) != _REGISTRY:
@@ -80,9 +80,7 @@ def _name_model(keys: Keys) -> None:
             f"is read where it is a call of {_REGISTRY}: name a MODEL beside a file of one",
         )
     flavor = said.pop("flavor", places[0] if isinstance(places, list) and places else None)
-    module = str(said.pop(FROM, "."))
-    folder = keys.folder.resolve() if module.strip(".") == "" else keys.folder
-    keys.values["model.name"] = folder.name if module.strip(".") == "" else module.split(".")[-1]
+    keys.values["model.name"] = str(said.pop(FROM, "")).rpartition(".")[2] or None
     keys.values["model.flavor"] = flavor
     _name_converters(keys, said.pop("converters", None))
     for name, value in said.items():
