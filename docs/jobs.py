@@ -199,6 +199,11 @@ JOBS = (
                 "and [others](stack-keys.md). A model named beside it goes before the file's own: `memplan estimate deepseek-v3 "
                 "--setup script.sh`."
             ),
+            (
+                "torchtitan's Python configurations by the name of the function that returns one, which is read and not run: "
+                "`--setup torchtitan/models/llama3/config_registry.py:llama3_8b`. What would have to be run to be known "
+                "(another file's function, a loop) is refused with its line."
+            ),
         ),
     ),
     Job(

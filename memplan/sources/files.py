@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from memplan.errors import ConfigError
-from memplan.sources.python_files import PYTHON, split_name
+from memplan.sources.python_files import PYTHON, registered, split_name
 from memplan.sources.shell_flags import (
     SHELL_SUFFIXES,
     flags_of,
@@ -91,7 +91,7 @@ def read_mapping(path: str | Path) -> dict[str, object]:
     if suffix == PYTHON:
         from memplan.sources.python_files.reading import made_by  # only then
 
-        found = made_by(text, function, label=label)
+        found = made_by(text, function, label=label, folder=Path(file).absolute().parent.name)
         return _check_mapping(found, label=label, kind="keys and values")
     if suffix == TOML_SUFFIX:
         return _check_mapping(_parse_toml(text, label=label), label=label, kind="keys and values")
@@ -120,8 +120,10 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
                 label,
                 "runs nothing with flags or settings in it: name the file that its training reads",
             )
-        named_file = found.get("config")
-        if isinstance(named_file, str) and Path(named_file).suffix in (*YAML_SUFFIXES, TOML_SUFFIX):
+        named_file, module = found.get("config", found.get(_OLDER_CONFIG)), found.get("module")
+        if isinstance(named_file, str) and isinstance(module, str):
+            named_file = registered(module, named_file)
+        if isinstance(named_file, str) and Path(split_name(named_file)[0]).suffix in _NAMED:
             return _configured(path, named_file, found, parsed, label=label)
         return {name.replace("-", "_"): value for name, value in found.items()}
     if named is None:
@@ -134,6 +136,12 @@ def _read_script(text: str, path: Path, *, label: str) -> dict[str, object]:
     return _check_mapping(over, label=label, kind="keys and values")
 
 
+_OLDER_CONFIG = "job.config_file"
+"""torchtitan's until it had Python configurations."""
+_NAMED = (*YAML_SUFFIXES, TOML_SUFFIX, PYTHON)
+"""Files that a script's ``--config`` may name."""
+
+
 def _configured(
     path: Path,
     named: str,
@@ -143,20 +151,23 @@ def _configured(
     label: str,
 ) -> dict[str, object]:
     """The configuration that a script runs (``--config a.yaml --b.c 1``), its other flags laid over it."""
-    own = _beside(path, named)
+    file, function = split_name(named)
+    own = _beside(path, file)
     if own is None:
         _refuse(
             label,
-            f"runs {named}, which is neither beside it nor below a folder above: give that file",
+            f"runs {file}, which is neither beside it nor below a folder above: give that file",
         )
-    others = {name: value for name, value in flags.items() if name != "config"}
+    others = {name: value for name, value in flags.items() if name not in _NAMING}
+    whole = read_mapping(own if function is None else f"{own}:{function}")
     return _check_mapping(
-        laid_over(read_mapping(own), sections_of(others, parse)),
+        laid_over(whole, sections_of(others, parse)),
         label=label,
         kind="keys and values",
     )
 
 
+_NAMING = ("config", "module", _OLDER_CONFIG)
 _NEARBY = 4
 """Folders above a script's own in which its configurations are looked for."""
 

@@ -30,8 +30,10 @@ _FILE = re.compile(r"\s*cat\b.*<<-?\s*['\"]?([A-Za-z_]\w*)")
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-[A-Za-z]\w*")
 _WHOLE = re.compile(r"[+-]?\d+")
-_ENDS = frozenset({")", "fi", "else", "then", "done", "}", ";;", "&&", "|", "||", ";", "&", "\\"})
-"""Words of the shell's own, which are no flag's value."""
+_ENDS = frozenset(
+    {"$@", "$*", ")", "fi", "else", "then", "done", "}", ";;", "&&", "|", "||", ";", "&", "\\"}
+)
+"""Words of the shell's own, which are no flag's value, and what a script was called with."""
 
 
 def flags_of(text: str, *, source: str) -> dict[str, object]:
@@ -133,6 +135,7 @@ def _lay(found: dict[str, object], parts: list[str], value: object) -> None:
 _LAUNCHERS = frozenset({
     "master_addr", "master_port", "node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone",
     "max_restarts", "monitor_interval", "start_method", "role", "log_dir", "redirects", "tee", "local_addr",
+    "local_ranks_filter",
 })  # fmt: skip
 """Flags of torchrun's own (``torch/distributed/run.py``) that say nothing of how many processes there are."""
 

@@ -131,6 +131,40 @@ def test_the_function_has_to_be_named(registry: Path, run: Any) -> None:
     assert "llama-3.1-8b" in done.stdout
 
 
+def test_a_script_names_module_and_function(registry: Path, tmp_path: Path) -> None:
+    """``run_train.sh``, whose flags go before what the function says."""
+    folder = tmp_path / "torchtitan" / "models"
+    folder.mkdir(parents=True)
+    registry.parent.rename(folder / "llama3")
+    script = tmp_path / "run_train.sh"
+    script.write_text(
+        'MODULE=${MODULE:-"llama3"}\nCONFIG=${CONFIG:-"llama3_8b"}\n'
+        "torchrun --nproc_per_node=4 --rdzv_backend c10d --local-ranks-filter 0 --role rank --tee 3 "
+        '-m torchtitan.train --module ${MODULE} --config ${CONFIG} --training.max_context_length 4096 "$@"\n',
+        encoding="utf-8",
+    )
+    found = read_setup_file(script)
+    assert found.model == "llama-3.1-8b"
+    assert (found.setup.num_gpus, found.setup.micro_batch_size, found.setup.seq_len) == (4, 2, 4096)
+    script.write_text(
+        "torchrun -m torchtitan.train --module qwen3 --config qwen3_8b", encoding="utf-8"
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"runs torchtitan/models/qwen3/config_registry[.]py, which is neither beside it",
+    ):
+        read_setup_file(script)
+    (tmp_path / "debug.toml").write_text(
+        "[model]\nname = 'llama3'\nflavor = '8B'\n", encoding="utf-8"
+    )
+    script.write_text(
+        "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train --job.config_file debug.toml --training.seq_len 512",
+        encoding="utf-8",
+    )
+    setup = read_setup_file(script).setup
+    assert (setup.num_gpus, setup.seq_len) == (16, 512)
+
+
 def test_a_flavor_that_makes_a_named_model_small_is_not_that_model() -> None:
     """Of TOML files too: ``flavor = 'debugmodel'`` overrules the named checkpoint's sizes."""
     from memplan.sources.stacks import read_stack

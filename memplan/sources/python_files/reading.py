@@ -16,8 +16,8 @@ MAX_VALUES = 10_000
 """Values that a configuration holds, those that stand in it several times counted as often."""
 
 
-def made_by(text: str, name: str | None, *, label: str) -> dict[str, object]:
-    """The configuration that the function ``name`` returns, with plain values and mappings.
+def made_by(text: str, name: str | None, *, label: str, folder: str = "") -> dict[str, object]:
+    """The configuration that the function ``name`` returns, with plain values and mappings; ``folder`` is the file's package.
 
     Raises ``ConfigError``, of one line, where there is no such function or it cannot be followed.
 
@@ -25,7 +25,7 @@ def made_by(text: str, name: str | None, *, label: str) -> dict[str, object]:
     {'_class_': 'A.Config', 'steps': 10, 'b': {'_class_': 'B', '_args_': [1]}}
     """
     try:
-        scope = Scope(_parsed(text, label), label)
+        scope = Scope(_parsed(text, label), label, folder)
         if name not in scope.functions:
             _refuse(label, _which(name, scope, label))
         found = plain(expression(ast.Call(ast.Name(str(name)), [], []), {}, scope))

@@ -34,7 +34,7 @@ class Opaque:
 class Scope:
     """A file's own functions, constants and imports."""
 
-    def __init__(self, module: ast.Module, label: str) -> None:
+    def __init__(self, module: ast.Module, label: str, folder: str) -> None:
         self.label = label
         self.functions = {
             each.name: each for each in module.body if isinstance(each, ast.FunctionDef)
@@ -52,6 +52,8 @@ class Scope:
                 self.constants[target.id] = value
             if isinstance(each, ast.ImportFrom):
                 module_name = "." * each.level + (each.module or "")
+                if each.level == 1:
+                    module_name = f"{folder}{module_name}".strip(".")
                 for name in each.names:
                     self.imported[name.asname or name.name] = (module_name, name.name)
 

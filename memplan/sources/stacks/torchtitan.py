@@ -100,7 +100,12 @@ def read(keys: Keys, found: Found, given: Mapping[str, object]) -> None:
 
 
 def _count_gpus(keys: Keys, found: Found) -> None:
-    """As many as the degrees make (``ParallelDims``), or a node, whose GPUs ``run_train.sh`` starts (``NGPU``)."""
+    """As a script's torchrun says, or as many as the degrees make (``ParallelDims``), or a node's, as ``run_train.sh`` has
+    it (``NGPU``)."""
+    nodes, on_each = keys.count("nnodes"), keys.count("nproc_per_node")
+    if nodes is not None or on_each is not None:
+        found.fields["num_gpus"] = (nodes or 1) * (on_each or GPUS_PER_NODE)
+        return
     degree: dict[str, int] = {
         field: int(str(found.fields.get(field, 1))) for field in (*_DEGREES.values(), _STAGES)
     }

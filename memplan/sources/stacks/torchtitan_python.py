@@ -71,7 +71,7 @@ def _taken(keys: Keys, section: str) -> dict[str, object]:
 
 
 def _name_model(keys: Keys) -> None:
-    """The folder is the model's name, and the first argument its flavor."""
+    """The package that has the registry is the model's name, and the first argument its flavor."""
     said = _taken(keys, "model_spec")
     places = said.pop(ARGUMENTS, None)
     if said.pop(CALL, None) != _REGISTRY:
@@ -80,9 +80,7 @@ def _name_model(keys: Keys) -> None:
             f"is read where it is a call of {_REGISTRY}: name a MODEL beside a file of one",
         )
     flavor = said.pop("flavor", places[0] if isinstance(places, list) and places else None)
-    module = str(said.pop(FROM, "."))
-    folder = keys.folder.resolve() if module.strip(".") == "" else keys.folder
-    keys.values["model.name"] = folder.name if module.strip(".") == "" else module.split(".")[-1]
+    keys.values["model.name"] = str(said.pop(FROM, "")).rpartition(".")[2] or None
     keys.values["model.flavor"] = flavor
     _name_converters(keys, said.pop("converters", None))
     for name, value in said.items():
@@ -111,7 +109,8 @@ def _name_optimizer(keys: Keys) -> None:
     groups = keys.values.get("optimizer.param_groups")
     by_default = keys.values.get(f"optimizer.{CALL}") == _ADAMW or _ADAMW in str(groups)
     if by_default:
-        _taken(keys, "optimizer" if groups is None else "optimizer.param_groups")
+        for mark in (CALL, FROM, ARGUMENTS, "param_groups"):
+            keys.values.pop(f"optimizer.{mark}", None)
     elif isinstance(groups, list):
         del keys.values["optimizer.param_groups"]
         names = [each.get("optimizer_name", "AdamW") for each in groups if isinstance(each, dict)]
@@ -140,7 +139,8 @@ def _name_checkpointing(keys: Keys) -> None:
 def _name_loss(keys: Keys, found: Found) -> None:
     """In pieces of the sequence, or whole; other losses are named."""
     said = _taken(keys, "loss")
-    named = str(said.get(CLASS, "")).partition(".")[0]
+    whole = said.get(CLASS) or said.get(CALL) or said.get("loss") or ""
+    named = str(whole).partition(".")[0]
     if named == "ChunkedLossWrapper" and keys.values.get(_SPLIT, 1) != 1:
         found.notes.append(
             "loss ChunkedLossWrapper is counted whole beside tensor_parallel, where pieces of it are not modelled: the "
