@@ -73,8 +73,10 @@ class Encoder(Base):
         table = names.get("position_embeddings")
         return table.weight.shape[0] if isinstance(table, Embedding) else 0
 
-    def declare_idle(self) -> None:
-        """Declare what it has that no loss reads, once it has returned: its own names are gone by then."""
+    def leave_unread(self, sequence_output: Handle) -> list[Handle]:  # noqa: ARG002
+        """Declare what it has that no loss reads, or run it, once the rest has returned: its own names are gone
+        by then. Returns names of what is kept of it."""
+        return []
 
     def hidden_size(self, config: ConfigReader) -> int:
         """Width of what it returns."""

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from memplan.classes.encoders.base import Encoded, Encoder, idle, read_no_decoder
+from memplan.classes.encoders.base import Encoded, Encoder, read_no_decoder
 from memplan.classes.encoders.layers import Pooler, Stack, last_norm
 from memplan.classes.encoders.tables import (
     CountedEmbeddings,
@@ -39,6 +39,7 @@ from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import find_padding, written_mask
 from memplan.graph.modules.module import Module, Weight
+from memplan.graph.modules.unread import forget_graph
 from memplan.graph.operations.losses import cross_entropy
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
@@ -179,9 +180,13 @@ class BertModel(Encoder):
         pooler = self.pooler
         return pooler(sequence_output) if pooler is not None and pooler.is_read else None
 
-    def declare_idle(self) -> None:
-        if self.pooler is not None and not self.pooler.is_read:
-            idle(self.pooler)
+    def leave_unread(self, sequence_output: Handle) -> list[Handle]:
+        """Its pooler runs, whoever reads what it gives."""
+        if self.pooler is None or self.pooler.is_read:
+            return []
+        start = len(self.run.segment.operations)
+        pooled: Handle = self.pooler(sequence_output)
+        return [pooled, *forget_graph(self.run, start)]
 
 
 # --- RoBERTa ------------------------------------------------------------------------------------------

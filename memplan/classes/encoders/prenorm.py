@@ -319,5 +319,6 @@ class EsmModel(Encoder):
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
         return Encoded(sequence_output, pooled_output)
 
-    def declare_idle(self) -> None:
+    def leave_unread(self, sequence_output: Handle) -> list[Handle]:  # noqa: ARG002
         idle(self.contact_head)
+        return []

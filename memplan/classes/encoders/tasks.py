@@ -74,9 +74,11 @@ class EncoderTask(Task):
         outputs = self.base(batch, length)
         if run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
-        self.encoder.declare_idle()
+        unread = self.encoder.leave_unread(outputs.last_hidden_state)
         run.leave(BASE_MODEL)
-        finish(self, self.loss_of(outputs))
+        loss = self.loss_of(outputs)
+        del unread
+        finish(self, loss)
 
     def loss_of(self, outputs: Encoded) -> Tensor:
         """The loss of what the base model returned."""
@@ -99,8 +101,10 @@ class EncodedStates(EncoderTask):
         outputs = self.base(batch, length)
         if self.run.segment.part is not ModelPart.HEAD:
             self.begin_head(outputs.last_hidden_state)
-        self.encoder.declare_idle()
-        finish(self, self.loss_of(outputs))
+        unread = self.encoder.leave_unread(outputs.last_hidden_state)
+        loss = self.loss_of(outputs)
+        del unread
+        finish(self, loss)
 
     def loss_of(self, outputs: Encoded) -> Tensor:
         """What a loss would be made of."""

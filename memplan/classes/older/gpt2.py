@@ -310,7 +310,7 @@ class GPTBigCodeModel(GPT2Model):
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         run, table = self.run, self.children["wpe"]
         if isinstance(table, Embedding):  # not in a later stage of a pipeline
-            run.buffer(table.weight.shape[0] ** 2, DType.BOOL, before="wte")
+            run.buffer(table.weight.shape[0] ** 2, DType.BOOL, behind=True)
         embeds = self.embedded(batch, length) if received is None else received
         ids = counted_positions(run, length) + 0
         mask = self.masks(batch, length)[None]
