@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memplan.classes.base import Base
-from memplan.families.llama import read_activation, rotated_dim
+from memplan.families.llama import has_long_frequencies, read_activation, rotated_dim
 from memplan.graph.modules.attention import Attended, attention_function
 from memplan.graph.modules.basic import ActivationModule, Embedding, Linear, Norm, RMSNorm, clamp_
 from memplan.graph.modules.handles import Handle
@@ -417,6 +417,7 @@ class LlamaModel(Decoder):
 
     def add_rotary(self, config: ConfigReader) -> None:
         self.rotary_emb = self.rotary_class(self.rotary_width(config))
+        self.rotary_emb.switches = has_long_frequencies(config)
 
     def rotary_width(self, config: ConfigReader) -> int:
         return head_width(config)

@@ -61,6 +61,13 @@ ACTIVATION_NAMES = {"swish": "silu", "gelu_pytorch": "gelu", "gelu_python": "gel
 """Other names of the same function (transformers' ACT2FN)."""
 
 
+def has_long_frequencies(reader: ConfigReader) -> bool:
+    """Whether rotary frequencies are switched by how long a sequence is (``longrope``)."""
+    kinds = ("longrope", "su")
+    given = (reader.mapping("rope_scaling") or reader.mapping("rope_parameters") or {}).items()
+    return any(key in ("type", "rope_type") and kind in kinds for key, kind in given)
+
+
 def rotated_dim(reader: ConfigReader, head_dim: int, share: float) -> int:
     """Dimensions of a head that are turned: ``partial_rotary_factor``, wherever it stands."""
     share = reader.number("partial_rotary_factor", default=share)

@@ -171,7 +171,6 @@ class EsmEmbeddings(Module):
 
     def forward(self, batch: int, length: int) -> Handle:
         run = self.run
-        hold_ids(run, self.num_positions)
         position_ids = positions_past_padding(self.run, (batch, length), cached=False)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
         embeddings = inputs_embeds
@@ -179,14 +178,37 @@ class EsmEmbeddings(Module):
             is_mask = made_by(run, OperationKind.EQ, (batch, length), DType.BOOL)
             embeddings = masked_fill_rows(embeddings, is_mask)
             del is_mask
-            mask_ratio_observed = made_by(run, OperationKind.MEAN, (batch, 1, 1), DType.FP32)
-            embeddings = (embeddings * (1 - 0.12) * mask_ratio_observed).to(embeddings.dtype)
+            mask_ratio_observed = self.masked_share(batch, length)
+            scaled = embeddings * (1 - 0.12)
+            embeddings = (scaled * mask_ratio_observed.apart(OperationKind.SUB)).to(
+                embeddings.dtype
+            )
+            del scaled
         if self.position_embeddings is not None:
             position_embeddings = self.position_embeddings((batch, length), position_ids)
             embeddings = embeddings + position_embeddings
         if self.layer_norm is not None:
             embeddings = self.layer_norm(embeddings)
+        hold_ids(run, self.num_positions)
         return embeddings
+
+    def masked_share(self, batch: int, length: int) -> Handle:
+        """How many of a sequence's tokens are masked, over how many there are."""
+        kinds = OperationKind
+        is_mask = made_by(self.run, kinds.EQ, (batch, length), DType.BOOL)
+        count = made_by(self.run, kinds.SUM, (batch, 1, 1), DType.INT64)
+        is_mask.apart(kinds.TO, dtype=DType.INT64)  # what the sum reads
+        del is_mask
+        count = count.apart(kinds.TO, dtype=DType.FP32)
+        return count.apart(kinds.DIV)
+
+
+class EsmRotaryEmbedding(RotaryEmbedding):
+    """It stands before the layers, and has one set of frequencies."""
+
+    def hold_frequencies(self, width: int) -> None:
+        if not self.run.decomposed:
+            self.run.buffer(width // 2, DType.FP32)
 
 
 class EsmSelfAttention(SelfAttention):
@@ -297,7 +319,7 @@ class EsmModel(Encoder):
         hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
         rotary = is_rotary(config)
         self.embeddings = EsmEmbeddings(config, rotary=rotary)
-        self.rotary_embeddings = RotaryEmbedding(hidden // heads) if rotary else None
+        self.rotary_embeddings = EsmRotaryEmbedding(hidden // heads) if rotary else None
         self.encoder = EsmEncoder(config)
         self.pooler = Pooler(config) if pooled else None
         self.contact_head = EsmContactPredictionHead(config.layers("num_hidden_layers") * heads)
@@ -312,9 +334,8 @@ class EsmModel(Encoder):
         inputs_embeds = self.embeddings(batch, length)
         tables: Tables | None = None
         if self.rotary_embeddings is not None:
-            tables = self.rotary_embeddings(
-                inputs_embeds, uncached_positions(self.run, batch, length)
-            )
+            position_ids = uncached_positions(self.run, batch, length)
+            tables = self.rotary_embeddings(inputs_embeds, position_ids)
         sequence_output = self.encoder(inputs_embeds, None, tables)
         pooled_output = self.pooler(sequence_output) if self.pooler is not None else None
         return Encoded(sequence_output, pooled_output)

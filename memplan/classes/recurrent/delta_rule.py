@@ -8,6 +8,7 @@ Nearly all that it makes is kept for backward.
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 from memplan.classes.gemma import GemmaRMSNorm
 from memplan.classes.llama import (
@@ -27,7 +28,8 @@ from memplan.classes.recurrent.mamba2 import interleaved, remaining
 from memplan.dtypes import DType
 from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Linear, Norm, scaled
 from memplan.graph.modules.contractions import matmul
@@ -51,6 +53,8 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock, WeightRole
 
+MOST_IN_TURN = 8
+"""Systems of a chunk that cuBLAS is given one by one."""
 CHUNK = 64
 """Tokens of a chunk: the default of ``torch_chunk_gated_delta_rule``."""
 
@@ -91,12 +95,28 @@ def solved(system: Handle, right: Handle) -> Handle:
     """``torch.linalg.solve_triangular``: keeps the system and its solution, both ways column by column."""
     made = empty(right.run, right.shape, right.dtype)
     made.strides = columns(right.shape)
+    pointers, whole_bytes = batch_pointers(right), system.record.storage.num_bytes
+    # The right side's gradient is solved for; the system's is a product, negated, then its lower half.
+    lower = whole_bytes, whole_bytes, ~(1 + 2 * len(pointers)), RESULT
+    backward = (RESULT, *pointers, *((~2, ~1) if pointers else ()), *lower)
     right.run.record(
         OperationKind.SOLVE_TRIANGULAR, (right.record, system.record), (made.record,),
         saves=(system.record, made.record), gradients=(Gradient.FRESH, Gradient.FRESH),
-        backward_scratch_bytes=system.record.storage.num_bytes, flops=made.numel * CHUNK,
+        forward_scratch_bytes=(RESULT, *pointers),
+        backward_scratch_bytes=backward, flops=made.numel * CHUNK,
     )  # fmt: skip
     return right.leads_to(made, always(made.strides))
+
+
+def batch_pointers(right: Handle) -> tuple[int, ...]:
+    """Addresses of both matrices of every system, for cuBLAS; few large systems it solves in turn.
+
+    (torch 2.13, aten/src/ATen/native/cuda/linalg/BatchLinearAlgebra.cpp, ``triangular_solve_kernel``)
+    """
+    systems = prod(right.shape[:-2])
+    if right.run.decomposed or systems <= MOST_IN_TURN:
+        return ()
+    return (allocated_bytes(systems, DType.INT64),) * 2
 
 
 def columns(shape: Shape) -> Shape:
@@ -155,13 +175,13 @@ def chunk_gated_delta_rule(
     decayed_k_beta = k_beta * cum_decay.unary(OperationKind.EXP).unsqueeze(-1)
     new_values = solved(ut_system, v_beta)
     k_cumdecay = solved(ut_system, decayed_k_beta)
-    state = zeros(run, (*query.shape[:2], query.shape[-1], new_values.shape[-1]))
+    states = [zeros(run, (*query.shape[:2], query.shape[-1], new_values.shape[-1]))]
     core_attn_out = zeros(run, new_values.shape, new_values.strides)
     query = query * cum_decay.unary(OperationKind.EXP).unsqueeze(-1)
     key = key * remaining(cum_decay).unary(OperationKind.EXP).unsqueeze(-1)
     chunk_decay = cum_decay.select(-1).unary(OperationKind.EXP).unsqueeze(-1).unsqueeze(-1)
     parts = new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay
-    core_attn_out = over_chunks(state, core_attn_out, parts, length)
+    core_attn_out = over_chunks(states, core_attn_out, parts, length)
     return in_own_rows(core_attn_out, dtype)
 
 
@@ -173,9 +193,12 @@ def zeros(run: Run, shape: Shape, strides: Shape | None = None) -> Handle:
 
 
 def over_chunks(
-    state: Handle, core_attn_out: Handle, parts: tuple[Handle, ...], length: int
+    states: list[Handle], core_attn_out: Handle, parts: tuple[Handle, ...], length: int
 ) -> Handle:
-    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added."""
+    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added.
+
+    The first state comes in a list, so that no other frame has a name for it."""
+    state = states.pop()
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
     for number in query.run.turns(chunks):
@@ -189,6 +212,7 @@ def over_chunks(
             # Nothing reads the last state: its graph is gone before the loop is.
             fading, keys, state, v_new = map(detached, (fading, keys, state, v_new))
         state = state * fading + matmul(keys.transpose(-1, -2), v_new)
+    del state  # ``last_recurrent_state = None``
     core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
     return core_attn_out.narrow(length, 2).transpose(1, 2)
 

@@ -6,11 +6,11 @@ from memplan.classes.sounds.base import SoundModel, SoundStates, SoundTask, begi
 from memplan.dtypes import DType
 from memplan.families.classes import BARE
 from memplan.families.request import ReadRequest, reject_task, task_named
-from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
+from memplan.graph.modules.masks import shifted_right
 from memplan.graph.modules.module import Module
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.towers.state import from_batch
@@ -109,7 +109,7 @@ class Transcripts(SoundTask):
         """Run the base model on the labels, shifted."""
         labels = self.labels()
         shape = labels.shape
-        decoder_input_ids = made_by(self.run, OperationKind.SHIFT_RIGHT, shape, DType.INT64)
+        decoder_input_ids = shifted_right(self.run, shape)
         return *self.base(self.model.clips(), decoder_input_ids), labels, decoder_input_ids
 
 

@@ -44,7 +44,7 @@ from memplan.graph.modules.basic import (
 )
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import causal_mask
+from memplan.graph.modules.masks import causal_mask, shifted_right
 from memplan.graph.modules.module import Module, Site, Weight
 from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
@@ -356,7 +356,7 @@ class Translation(Generation):
     def outputs(self) -> Any:
         """Run the base model on what it hears or reads, and on the labels, shifted."""
         labels = self.labels()
-        ids = made_by(self.run, OperationKind.SHIFT_RIGHT, labels.shape, DType.INT64)
+        ids = shifted_right(self.run, labels.shape)
         given = self.model.clips() if self.model.hears else self.text()
         return *self.base(given, ids), labels, ids
 

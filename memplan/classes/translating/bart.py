@@ -170,7 +170,7 @@ class BartForConditionalGeneration(ConditionalGeneration):
 
     def decoder_ids(self, batch: int) -> Handle:
         """The labels, shifted before the base model is called."""
-        return shifted(self, batch)
+        return shifted(self, batch, around=self.two.shifts_around)
 
     def adjusted(self, logits: Handle) -> Handle:
         """``final_logits_bias`` in the model's format: fp32 logits under autocast."""
@@ -204,6 +204,7 @@ class BartModel(TwoStacks):
 
 class PLBartModel(BartModel):
     default_labels = 2
+    shifts_around = True
 
 
 class MBartEncoder(BartEncoder):
@@ -219,6 +220,7 @@ class MBartDecoder(BartDecoder):
 
 class MBartModel(BartModel):
     default_labels = 2
+    shifts_around = True
     encoder_class: Callable[[ConfigReader], BartStack] = MBartEncoder
     decoder_class: Callable[[ConfigReader], BartStack] = MBartDecoder
 

@@ -17,9 +17,10 @@ from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.losses.tasks import copy_outputs
 from memplan.graph.modules.basic import Dropout, Embedding, Linear
 from memplan.graph.modules.functional import activated
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, empty
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.layouts import in_rows
+from memplan.graph.modules.masks import shifted_around, shifted_right
 from memplan.graph.modules.module import Module, Site
 from memplan.graph.operations.losses import cross_entropy, span_loss
 from memplan.graph.stacks import BASE_MODEL
@@ -93,6 +94,8 @@ class TwoStacks(Base):
 
     has_two_stacks = True
     table = "shared"
+    shifts_around = False
+    """Of labels the last token comes first where a decoder reads them."""
     wraps = True
     """Tasks' classes have it as a module of their own; else they have its modules themselves."""
     default_labels = 2
@@ -191,10 +194,9 @@ def target_length(module: Module) -> int:
     return module.run.options.target_seq_len
 
 
-def shifted(module: Module, batch: int) -> Handle:
-    """``shift_tokens_right``: the labels, as the decoder reads them."""
-    shape = batch, target_length(module)
-    return made_by(module.run, OperationKind.SHIFT_RIGHT, shape, DType.INT64)
+def shifted(module: Module, batch: int, *, around: bool = False) -> Handle:
+    """The labels, as the decoder reads them; ``around``: their last token comes first."""
+    return (shifted_around if around else shifted_right)(module.run, (batch, target_length(module)))
 
 
 class SequenceTask(Task):

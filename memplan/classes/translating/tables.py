@@ -3,13 +3,12 @@
 (transformers 5.23: models/bart, pegasus, blenderbot, m2m_100)
 """
 
-from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Parameter
 from memplan.graph.modules.basic import Embedding
 from memplan.graph.modules.functional import made_from
-from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import counted_positions
+from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.masks import counted_positions, positions_past_padding
 from memplan.graph.modules.module import Module, Weight
 from memplan.model.config import ConfigReader
 
@@ -80,7 +79,7 @@ class PositionBuffer(Module):
     def forward(self, shape: tuple[int, ...]) -> Handle:
         """Of each sequence."""
         run = self.run
-        position_ids = made_by(run, OperationKind.ARANGE, shape, DType.INT64)
+        position_ids = positions_past_padding(run, shape)
         run.hold_buffer(self.rows * self.width, run.options.weights)
         return made_from(
             OperationKind.INDEX_SELECT, (*shape, self.width), run.buffer_dtype, position_ids

@@ -195,6 +195,33 @@ def positions_past_padding(run: Run, shape: Shape, *, cached: bool = True) -> Ha
     return found
 
 
+def shifted_right(run: Run, shape: Shape) -> Handle:
+    """``shift_tokens_right``: labels as a decoder reads them, copied into zeros, and -100 replaced.
+
+    (transformers 5.23, models/bart/modeling_bart.py)
+    """
+    shifted = made_by(run, OperationKind.SHIFT_RIGHT, shape, DType.INT64)
+    made_by(run, OperationKind.CLONE, (*shape[:-1], shape[-1] - 1), DType.INT64)
+    shifted.apart(OperationKind.EQ, dtype=DType.BOOL)
+    return shifted
+
+
+def shifted_around(run: Run, shape: Shape) -> Handle:
+    """The same where the last token that is no padding comes first (models/mbart/modeling_mbart.py)."""
+    batch, kinds = shape[0], OperationKind
+    shifted = made_by(run, kinds.SHIFT_RIGHT, shape, DType.INT64)
+    shifted.apart(kinds.EQ, dtype=DType.BOOL)
+    real = shifted.apart(kinds.NE, dtype=DType.BOOL)
+    index_of_eos = made_by(run, kinds.SUM, (batch, 1), DType.INT64)
+    real.apart(kinds.TO, dtype=DType.INT64)  # what the sum reads
+    del real
+    index_of_eos = index_of_eos.apart(kinds.ADD_SCALAR)
+    decoder_start_tokens = made_by(run, kinds.GATHER, (batch, 1), DType.INT64)
+    made_by(run, kinds.CLONE, (*shape[:-1], shape[-1] - 1), DType.INT64)
+    del index_of_eos, decoder_start_tokens
+    return shifted
+
+
 def from_batch(run: Run, shape: Shape, dtype: DType = DType.INT64) -> Handle:
     """What the batch holds: no segment's."""
     numel = prod(shape)

@@ -26,6 +26,9 @@ class RotaryEmbedding(Module):
     def __init__(self, width: int) -> None:
         self.width = width
 
+    switches = False
+    """It has frequencies for long sequences beside those for short ones."""
+
     def width_of(self, window: int | None) -> int:  # noqa: ARG002
         """Columns that are turned in layers with this window."""
         return self.width
@@ -34,6 +37,8 @@ class RotaryEmbedding(Module):
         """Of all positions, in the format of ``x``."""
         run, width = self.run, self.width_of(window)
         self.hold_frequencies(width)
+        if self.switches:
+            self.switch(positions, width)
         rows, length = positions.shape
         if run.kernels.rotary is RotaryKernel.COMPLEX:
             table = complex_table(run, rows * length, width)
@@ -47,6 +52,22 @@ class RotaryEmbedding(Module):
         cos = _scaled(emb, OperationKind.COS)
         sin = _scaled(emb, OperationKind.SIN)
         return self.cast(cos, x), self.cast(sin, x)
+
+    def switch(self, positions: Handle, width: int) -> None:
+        """``longrope_frequency_update``: which frequencies these positions have; the first pass makes the long ones.
+
+        (transformers 5.23, modeling_rope_utils.py)
+        """
+        run, kinds = self.run, OperationKind
+        if not run.decomposed and run.options.quantizer is None:
+            run.buffer(
+                width // 2, DType.FP32, loaded=(0, DType.FP32), behind=not run.segment.is_layer
+            )
+        seq_len = made_by(run, kinds.MAX, (1,), positions.dtype).apart(kinds.ADD_SCALAR)
+        inv_freq = seq_len.apart(kinds.GT, dtype=DType.BOOL).apart(
+            kinds.WHERE, dtype=DType.FP32, shape=(width // 2,)
+        )
+        del seq_len, inv_freq
 
     def doubled(self, freqs: Handle, width: int) -> Handle:
         """``torch.cat((freqs, freqs), dim=-1)``."""
