@@ -2,10 +2,10 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from memplan.cli.agent_tools import MAX_ANSWER, TOOLS, WITHHELD, agent_tools, call
 from memplan.cli.with_typer.app import load_command
 
-mcp = pytest.importorskip("mcp")
+# To import it takes a second, which a process that runs none of these tests need not spend.
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="mcp is not installed")
 
 
 def test_each_tool_has_its_command_s_options() -> None:
@@ -32,6 +33,7 @@ def test_each_tool_has_its_command_s_options() -> None:
 
 def test_over_the_wire(tmp_path: Path) -> None:
     """A process of its own, asked over its standard streams."""
+    import anyio
     from mcp import Client
     from mcp.client.stdio import StdioServerParameters
 

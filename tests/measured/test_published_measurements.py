@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from memplan.estimator import Estimate, Verdict, estimate
 from memplan.hardware.gpu import GpuSpec
@@ -17,9 +16,10 @@ from tests.accuracy.comparison import remember, remember_published
 from tests.accuracy.verdicts import judged, remember_verdicts
 from tests.measured.outcomes import words_of
 from tests.measured.reasons import WRONG_VERDICTS
+from tests.yaml_files import read_yaml
 
 FILE = Path(__file__).with_name("published.yaml")
-PUBLISHED = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+PUBLISHED = read_yaml(FILE)
 MEASUREMENTS = PUBLISHED["measurements"]
 DIED = PUBLISHED["died"]
 

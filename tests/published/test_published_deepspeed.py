@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from memplan.formulas.deepspeed import (
     DeepSpeedCase,
@@ -17,8 +16,9 @@ from memplan.formulas.deepspeed import (
     zero3_table,
 )
 from memplan.report.lookups.deepspeed import deepspeed_report, deepspeed_text, option_text
+from tests.yaml_files import read_yaml
 
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("deepspeed.yaml").read_text(encoding="utf-8"))
+PUBLISHED = read_yaml(Path(__file__).with_name("deepspeed.yaml"))
 
 
 def published(section: str) -> list[Any]:

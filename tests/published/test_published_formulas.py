@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from memplan.compute.flops import count_flops
 from memplan.dtypes import DType
@@ -24,8 +23,9 @@ from memplan.graph.model import record_model
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 from memplan.units import GB, GIB
+from tests.yaml_files import read_yaml
 
-PUBLISHED = yaml.safe_load(Path(__file__).with_name("formulas.yaml").read_text(encoding="utf-8"))
+PUBLISHED = read_yaml(Path(__file__).with_name("formulas.yaml"))
 ARTICLE = PUBLISHED["article"]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from memplan.errors import ConfigError, SetupError, UnsupportedOperationError
 from memplan.estimator import Estimate, estimate
@@ -29,13 +28,11 @@ from memplan.sources.key_tables import Fate, key_table
 from memplan.sources.models import load_model
 from memplan.sources.stacks import StackSetup, read_stack
 from memplan.training.setup import TrainingSetup
+from tests.yaml_files import read_yaml
 
 DATA = Path(__file__).parent.parent / "data"
 DECLARED = sorted(path.stem for path in (DATA / "stack_keys").glob("*.json"))
-TURNED = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
-    for path in sorted((DATA / "turned_keys").glob("*.yaml"))
-}
+TURNED = {path.stem: read_yaml(path) for path in sorted((DATA / "turned_keys").glob("*.yaml"))}
 
 
 @pytest.mark.parametrize("stack", DECLARED)
