@@ -41,17 +41,28 @@ def kind_of(run: dict[str, Any]) -> str:
     return "DDP" if setup["num_gpus"] > 1 else "one GPU"
 
 
-def said_of(run: dict[str, Any]) -> dict[str, int]:
-    """The same figures from memplan: of rank 0, whose runs these are."""
+def said_of(runs: list[dict[str, Any]]) -> list[dict[str, int]]:
+    """The same figures of each from memplan: of rank 0, whose runs these are.
+
+    Those of one kind of batch are asked together: what is remembered of it is forgotten once.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for is_one in (True, False):
+        with one_batch() if is_one else nullcontext():
+            alike = (run for run in runs if (run.get("labels") == "ids") == is_one)
+            found |= {run["id"]: _said_of(run) for run in alike}
+    return [found[run["id"]] for run in runs]
+
+
+def _said_of(run: dict[str, Any]) -> dict[str, int]:
     model = load_model(run["config"], run["task"])
-    with one_batch() if run.get("labels") == "ids" else nullcontext():
-        found = estimate(model, TrainingSetup(**run["setup"]), load_gpu(run["gpu"]), rank=0)
-        return {
-            "requested_peak": found.peak_bytes,
-            "reserved_peak": found.reserved_bytes,
-            "least_capacity": found.required_bytes,
-            "held": found.held_bytes,
-        }
+    answer = estimate(model, TrainingSetup(**run["setup"]), load_gpu(run["gpu"]), rank=0)
+    return {
+        "requested_peak": answer.peak_bytes,
+        "reserved_peak": answer.reserved_bytes,
+        "least_capacity": answer.required_bytes,
+        "held": answer.held_bytes,
+    }
 
 
 def lives(run: dict[str, Any], capacity_bytes: int) -> bool:

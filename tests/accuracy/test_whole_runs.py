@@ -92,7 +92,7 @@ class Runs:
 
     def __init__(self, path: Path) -> None:
         self.runs = recorded_runs(path)
-        self.said = [said_of(run) for run in self.runs]
+        self.said = said_of(self.runs)
         self.by_kind: dict[str, Comparison] = {}
         for run, said in zip(self.runs, self.said, strict=True):
             comparison = self.by_kind.setdefault(kind_of(run), Comparison())
