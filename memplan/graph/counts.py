@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass, field, replace
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
@@ -14,22 +14,34 @@ from memplan.model.spec import ModelSpec, Task
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterCounts:
-    """How many parameters a model has."""
+    """How many parameters a model has; what another tape is recorded for is counted when it is asked for."""
 
+    model: ModelSpec = field(repr=False, compare=False)
     total: int
     """With the task's head; shared ones once."""
-    base: int
-    """Of the model without a head: what ``AutoModel`` makes."""
     largest_layer: int
     """Of the module that owns the most directly: DeepSpeed's rule."""
-    untied: int
-    """With input and output matrices apart; equal to ``total`` where they are."""
     active: int
     """That one token passes through; equal to ``total`` without a mixture of experts."""
     largest_layer_unfused: int
     """As ``largest_layer``, each expert's matrices counted on their own."""
     components: tuple[tuple[str, int], ...]
     """By component, largest first."""
+
+    @property
+    def base(self) -> int:
+        """Of the model without a head: what ``AutoModel`` makes."""
+        if self.model.task is Task.BASE:
+            return self.total
+        return num_parameters(replace(self.model, task=Task.BASE))
+
+    @property
+    def untied(self) -> int:
+        """With input and output matrices apart; equal to ``total`` where they are."""
+        model = self.model
+        if not model.head.tied or model.task not in _LANGUAGE_MODELS:
+            return self.total
+        return num_parameters(replace(model, head=replace(model.head, tied=False)))
 
 
 def count_parameters(model: ModelSpec) -> ParameterCounts:
@@ -38,19 +50,10 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     Equations: every weight of every operation once, shared ones once.
     """
     tape = record_model(model, TapeOptions())
-    total = total_parameters(tape)
-    base = total
-    if model.task is not Task.BASE:
-        base = total_parameters(record_model(replace(model, task=Task.BASE), TapeOptions()))
-    untied = total
-    if model.head.tied and model.task in _LANGUAGE_MODELS:
-        apart = replace(model, head=replace(model.head, tied=False))
-        untied = total_parameters(record_model(apart, TapeOptions()))
     return ParameterCounts(
-        total=total,
-        base=base,
+        model=model,
+        total=total_parameters(tape),
         largest_layer=largest_layer_parameters(tape),
-        untied=untied,
         active=active_parameters(tape),
         largest_layer_unfused=largest_layer_unfused(tape),
         components=tuple(component_parameters(tape).most_common()),

@@ -38,6 +38,7 @@ def test_mutated(family: str, data: st.DataObject) -> None:
         config.pop(key, None)
     try:
         counts = count_parameters(load_model(config))
+        assert counts.base > 0
     except MemplanError as error:
         assert "\n" not in str(error)
     else:
