@@ -21,7 +21,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Even more patient than the command line: to look once through the ten million objects that ten thousand
 # tests have made takes ten seconds, and finds next to nothing.
-gc.set_threshold(1_000_000_000)
+PATIENCE = 1_000_000_000
+gc.set_threshold(PATIENCE)
 
 # Before anything builds a console: what is printed must not depend on where the tests run.
 os.environ.update(COLUMNS="100", TERM="dumb", NO_COLOR="1", HF_HUB_OFFLINE="1", MEMPLAN_CONFIG="")
@@ -87,6 +88,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # tests and modules stay to the end
+
+
+def pytest_runtest_setup() -> None:
+    gc.set_threshold(PATIENCE)  # a command that ran in this process has left it its own
 
 
 def pytest_sessionfinish() -> None:
