@@ -7,9 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 from memplan.errors import MemplanError
-from memplan.graph.core.options import TapeOptions
-from memplan.graph.counts import largest_layer_parameters, total_parameters
-from memplan.graph.model import record_model
 from memplan.model.spec import ModelSpec
 from memplan.sources.about_models.defaults import class_defaults, known_keys
 from memplan.sources.models import load_model
@@ -105,31 +102,34 @@ def slips(key: str, *, everywhere: bool) -> Iterator[str]:
         yield key[:place] + ("x" if key[place] != "x" else "y") + key[place + 1 :]
 
 
-def counts_of(model: ModelSpec) -> tuple[int, int]:
-    """All parameters, and those of the largest layer."""
-    tape = record_model(model, TapeOptions())
-    return total_parameters(tape), largest_layer_parameters(tape)
+Sizes = tuple[tuple[int, ...], ...]
+"""Shapes of all weights of a class, and how many layers there are of each kind."""
 
 
-def counts_in(config: dict[str, Any]) -> tuple[int, int]:
+def sizes_of(model: ModelSpec) -> Sizes:
+    """What its class declares: nothing need be recorded to know it."""
+    assert model.blueprint is not None
+    return model.blueprint.sizes(model)
+
+
+def sizes_in(config: dict[str, Any]) -> Sizes:
     """The same of a config, which is changed several times."""
     return _read(json.dumps(config))[1]
 
 
 @lru_cache(maxsize=2)
-def _read(text: str) -> tuple[ModelSpec, tuple[int, int]]:
+def _read(text: str) -> tuple[ModelSpec, Sizes]:
     model = load_model(json.loads(text))
-    return model, counts_of(model)
+    return model, sizes_of(model)
 
 
 def is_silent(full: dict[str, Any], changed: dict[str, Any]) -> bool:
-    """Whether a changed config counts otherwise than the full one, and nothing says why."""
-    model, counts = _read(json.dumps(full))
+    """Whether a changed config makes other weights than the full one, and nothing says why."""
+    model, sizes = _read(json.dumps(full))
     try:
         other = load_model(changed)
-        # What is said is known without its layers being recorded.
         said = set(other.assumptions) - set(model.assumptions)
-        return not said and counts_of(other) != counts
+        return not said and sizes_of(other) != sizes
     except MemplanError:
         return False
 

@@ -16,7 +16,7 @@ from memplan.sources.about_models.registry import builtin_models
 from memplan.sources.models import load_model
 from tests.sources.slips import (
     complete_config,
-    counts_in,
+    sizes_in,
     is_silent,
     part_of,
     silent_changes,
@@ -34,7 +34,7 @@ Run = Callable[..., Any]
 def other_sizes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
     """Configs in which one size is not the class's default, and makes another model."""
     try:
-        usual = counts_in(config)
+        usual = sizes_in(config)
     except MemplanError:
         return
     for path, key in size_keys(config):
@@ -48,7 +48,7 @@ def other_sizes(config: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], str, 
         for other in candidates:
             changed = with_value(config, path, key, other)
             try:
-                if counts_in(changed) != usual:
+                if sizes_in(changed) != usual:
                     yield path, key, changed
                     break
             except MemplanError:
