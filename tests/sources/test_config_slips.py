@@ -16,11 +16,11 @@ from memplan.sources.about_models.registry import builtin_models
 from memplan.sources.models import load_model
 from tests.sources.slips import (
     complete_config,
-    sizes_in,
     is_silent,
     part_of,
     silent_changes,
     size_keys,
+    sizes_in,
     slips,
     with_name,
     with_value,
