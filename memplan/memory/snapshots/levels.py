@@ -44,15 +44,12 @@ def run_levels(run: NamedRun, *, expandable: bool = False) -> list[RunLevel]:
         for stretch in run.ledger.stretches
         if stretch.part is Part.FORWARD and stretch.segment is None
     )
-    return [
-        level
-        for level in _levels(run, expandable=expandable)
-        if level.stretch.part is Part.LOAD or level.stretch.start >= last
-    ]
+    return list(_levels(run, last, expandable=expandable))
 
 
-def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:
-    ledger = run.ledger
+def _levels(run: NamedRun, last: int, *, expandable: bool) -> Iterator[RunLevel]:
+    """Those of loading, and from this event on."""
+    ledger, names = run.ledger, _names(run)
     reserved_at = _reserved(run, expandable=expandable)
     components: dict[ComponentKind, int] = {}
     sizes: dict[Block, int] = {}
@@ -79,12 +76,14 @@ def _levels(run: NamedRun, *, expandable: bool) -> Iterator[RunLevel]:
             if total > highest:
                 fullest, highest = dict(components), total
                 since.clear()
-        alive = _largest(run, _back(sizes, since))
+        if stretch.part is not Part.LOAD and stretch.start < last:
+            continue
+        alive = _largest(names, _back(sizes, since))
         yield RunLevel(stretch=stretch, components=fullest, reserved_bytes=reserved, largest=alive)
         if stretch.segment is not None:
             yield RunLevel(
                 stretch=stretch, components=dict(components), reserved_bytes=reserved,
-                largest=_largest(run, sizes),
+                largest=_largest(names, sizes),
             )  # fmt: skip
 
 
@@ -103,12 +102,17 @@ def _back(sizes: Mapping[Block, int], since: Iterable[tuple[Block, int]]) -> dic
     return found
 
 
-def _largest(run: NamedRun, sizes: Mapping[Block, int]) -> tuple[tuple[str, int], ...]:
+def _names(run: NamedRun) -> dict[Block, str]:
+    """What each block is called."""
+    kinds = {kind: kind.label.replace("_", " ") for kind in ComponentKind}
+    return {block: f"{kinds[label.kind]}: {label.name}" for block, label in run.labels.items()}
+
+
+def _largest(names: Mapping[Block, str], sizes: Mapping[Block, int]) -> tuple[tuple[str, int], ...]:
     """What takes most of a moment, by name."""
     sums: dict[str, int] = {}
     for block, size in sizes.items():
-        label = run.labels[block]
-        name = f"{label.kind.label.replace('_', ' ')}: {label.name}"
+        name = names[block]
         sums[name] = sums.get(name, 0) + size
     return tuple(sorted(sums.items(), key=lambda item: -item[1])[:NUM_LARGEST])
 
