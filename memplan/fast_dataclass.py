@@ -38,6 +38,7 @@ else:
     _LINES = {}
     _KEYS = {}
     _TAKEN = {}
+    _COPYING = {}
 
     class _Line:
         """A line of a class that is a field, with the names that the standard library has for what it says."""
@@ -369,6 +370,16 @@ else:
 
     def replace(record, /, **changes):
         """A copy with some fields changed; every field is one that ``__init__`` takes."""
+        asked = record.__class__, *changes
+        copying = _COPYING.get(asked, 0)
+        if copying.__class__ is not int:
+            return copying(record, **changes)
+        is_many = copying >= MADE_UNCOMPILED
+        _COPYING[asked] = _compiled_copy(*asked) if is_many else copying + 1
+        return _copied(record, **changes)
+
+    def _copied(record, /, **changes):
+        """The same without anything compiled for it."""
         kind = record.__class__
         taken = _TAKEN.get(kind)
         if taken is None:
@@ -386,6 +397,23 @@ else:
         if hasattr(kind, "__post_init__"):
             made.__post_init__()
         return made
+
+    def _compiled_copy(kind, *changed):
+        """What copies records of this kind with these fields changed, slot by slot; without slots, whatever copies any."""
+        taken, _, setters = _TAKEN[kind]
+        if setters is None or not set(changed) <= set(taken):
+            return _copied
+        names = {"_new": _new, "_kind": kind}
+        body = ["    _made = _new(_kind)"]
+        for name, setter in zip(taken, setters, strict=True):
+            names[f"_set_{name}"] = setter
+            body.append(f"    _set_{name}(_made, {name if name in changed else f'_record.{name}'})")
+        if hasattr(kind, "__post_init__"):
+            body.append("    _made.__post_init__()")
+        star = ["*", *changed] if changed else []
+        head = f"def _copy({', '.join(['_record', '/', *star])}):"
+        exec("\n".join([head, *body, "    return _made"]), names)  # noqa: S102
+        return names["_copy"]
 
     def _replaced(self, /, **changes):
         return replace(self, **changes)

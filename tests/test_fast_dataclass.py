@@ -66,10 +66,19 @@ class TestLikeTheStandardOne:
             assert type(ours) is type(theirs)
             assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
         assert fast_replace(thing).parts is thing.parts
-        with pytest.raises(ValueError, match="negative"):
-            fast_replace(thing, size=-1)
-        with pytest.raises(TypeError, match="weight"):
-            fast_replace(thing, weight=1)
+
+    def test_a_copy_that_is_made_often(self, shape: dict[str, bool]) -> None:
+        # Before what makes it is compiled, and after.
+        thing = define(fast_dataclass, **shape)(size=1, parts=[3], hidden=4)
+        for size in range(2 * MADE_UNCOMPILED):
+            ours, theirs = (each(thing, name="b", size=size) for each in (fast_replace, replace))
+            assert type(ours) is type(theirs)
+            assert dataclasses.asdict(ours) == dataclasses.asdict(theirs)
+            assert ours.parts is thing.parts
+            with pytest.raises(ValueError, match="negative"):
+                fast_replace(thing, size=-1)
+            with pytest.raises(TypeError, match="weight"):
+                fast_replace(thing, weight=1)
 
     def test_the_first_are_as_later_ones_are(self, shape: dict[str, bool]) -> None:
         # Before __init__ is compiled, and after.
