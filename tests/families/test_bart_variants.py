@@ -3,7 +3,10 @@
 import pytest
 
 from memplan.errors import ConfigError
+from memplan.graph.core.operation_kinds import OperationKind
+from memplan.graph.core.options import TapeOptions
 from memplan.graph.counts import count_parameters
+from memplan.graph.model import record_model
 from memplan.model.spec import Task
 from tests.families.reading import counted, read
 
@@ -92,3 +95,18 @@ def test_cross_attention_can_be_left_out() -> None:
 
 def test_context_is_the_encoders() -> None:
     assert read(LED).context_length == 200
+
+
+def test_prophets_logits_are_copied_with_streams_first_before_their_loss() -> None:
+    """``_compute_loss``: ``logits.transpose(0, 1).contiguous()``, behind the first stream's, which is returned by itself.
+
+    (transformers 5.23, modeling_prophetnet.py)
+    """
+    tape = record_model(read(PROPHET), TapeOptions(batch_size=2, seq_len=8))
+    copies = [
+        operation.outputs[0].numel
+        for operation in tape.segments[-1].operations
+        if operation.kind is OperationKind.CLONE
+    ]
+    _states, first, all_of_them = copies
+    assert all_of_them == PROPHET["ngram"] * first
