@@ -64,6 +64,8 @@ class Stepper:
         """States that each step makes anew, the oldest first."""
         self.takes_gradients = self.row.on_cpu and bool(dict(self.options)["offload_gradients"])
         """Gradients leave the GPU as soon as they are there."""
+        self._made_by: dict[int, tuple[Stepped, Sequence[Act]]] = {}
+        """What makes the states of each tensor, by the tensor itself."""
 
     def construct(self, tensors: Sequence[Stepped], *, of: str) -> None:
         """Make the optimizer; most make their states in the first step."""
@@ -231,7 +233,11 @@ class Stepper:
             self.visiting += states
 
     def _states_script(self, tensor: Stepped) -> Sequence[Act]:
-        return acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
+        found = self._made_by.get(id(tensor))
+        if found is None:
+            acts = acts_of(self.row, self.options, tensor, init=True, update=False, first=True)
+            found = self._made_by[id(tensor)] = tensor, acts
+        return found[1]
 
     def _passes_through(self, tensor: Stepped) -> bool:
         """Whether what comes on the way to its states goes again."""
