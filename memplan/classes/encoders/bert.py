@@ -37,7 +37,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.basic import ActivationModule, LayerNorm, Linear
 from memplan.graph.modules.functional import binary_cross_entropy
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import find_padding, written_mask
+from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.unread import forget_graph
 from memplan.graph.operations.losses import cross_entropy
@@ -161,8 +161,7 @@ class BertModel(Encoder):
         token_type_ids = zero_ids(self, batch, length) if self.makes_types else None
         embedding_output = self.embedded(batch, length, token_type_ids)
         if mask is not None:
-            find_padding(mask)
-            mask = written_mask(run, batch, length)
+            mask = written_mask(mask, embedding_output)
         sequence_output = self.encoder(embedding_output, mask)
         if self.norm:
             sequence_output = self.children[self.norm](sequence_output)

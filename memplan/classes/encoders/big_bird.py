@@ -45,7 +45,7 @@ from memplan.graph.modules.functional import (
 )
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layouts import in_rows
-from memplan.graph.modules.masks import find_padding, written_mask
+from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.strides import Shape
@@ -437,8 +437,7 @@ class BigBirdModel(BertModel):
         embedding_output = self.embeddings(*whole, token_type_ids, input_ids)
         beside: tuple[Handle | None, ...]
         if padded is None or self.sizes is None:
-            find_padding(attention_mask)
-            beside = (written_mask(run, *whole),)
+            beside = (written_mask(attention_mask, embedding_output),)
         else:
             beside = None, *create_masks(attention_mask, self.sizes.block)
         del attention_mask

@@ -26,7 +26,7 @@ from memplan.graph.modules.attention import in_heads, matmul
 from memplan.graph.modules.basic import Dropout, Embedding, LayerNorm, Linear
 from memplan.graph.modules.functional import softmax
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import find_padding, positions_past_padding, written_mask
+from memplan.graph.modules.masks import positions_past_padding, written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.graph.modules.unread import unread_graph
@@ -213,8 +213,7 @@ class LiltModel(RobertaModel):
         mask = made_by(run, OperationKind.ONES, (batch, length), DType.FP32)
         token_type_ids = zero_ids(self, batch, length)
         embedding_output, position_ids = self.embeddings(batch, length, token_type_ids)
-        find_padding(mask)
-        mask = written_mask(run, batch, length)
+        mask = written_mask(mask, embedding_output)
         layout_embedding_output = self.layout_embeddings(bbox, position_ids)
         sequence_output = self.encoder(embedding_output, layout_embedding_output, mask)
         return Encoded(sequence_output, self.pooled(sequence_output))

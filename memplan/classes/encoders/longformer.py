@@ -270,7 +270,7 @@ class LongformerModel(RobertaModel):
             attention_mask = attention_mask.apart(kinds.PAD, shape=whole)
             token_type_ids = token_type_ids.apart(kinds.PAD, shape=whole)
         embedding_output = self.embeddings(*whole, token_type_ids, input_ids)
-        pairs = written_mask(run, *whole)
+        pairs = written_mask(attention_mask, embedding_output, is_asked=False)
         extended_attention_mask = Handle(run, run.view(pairs.record, prod(whole)), whole)
         del pairs
         made: Handle = self.encoder(embedding_output, extended_attention_mask)

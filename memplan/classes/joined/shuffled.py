@@ -161,7 +161,9 @@ class Idefics3VisionTransformer(SiglipVisionModel):
         """``create_bidirectional_mask`` of ones: none where the kernel needs none."""
         if self.run.kernels.attention is not AttentionKernel.EAGER:
             return None
-        return written_mask(self.run, *hidden_states.shape[:2])
+        shape = hidden_states.shape[:2]
+        ones = made_by(self.run, OperationKind.ONES, shape, DType.BOOL)
+        return written_mask(ones, hidden_states)
 
 
 class ShuffledPictures(CollectedModel):

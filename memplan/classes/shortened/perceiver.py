@@ -20,7 +20,7 @@ from memplan.graph.modules.basic import ActivationModule, Dropout, Embedding, La
 from memplan.graph.modules.functional import expanded, linear, softmax
 from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.layer_list import LayerList
-from memplan.graph.modules.masks import find_padding, written_mask
+from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.towers.state import from_batch
@@ -276,9 +276,9 @@ class PerceiverModel(PictureModel):
         attention_mask = made_by(self.run, OperationKind.ONES, (batch, length), DType.FP32)
         begin(self, "encoder.cross_attention", ModelPart.OTHER, inputs)
         embedding_output = self.embeddings(batch)
-        find_padding(attention_mask)
-        latents = embedding_output.shape[1]
-        attention_mask = written_mask(self.run, batch, length, queries=latents)
+        attention_mask = written_mask(
+            attention_mask, embedding_output, queries=embedding_output.shape[1]
+        )
         sequence_output = self.encoder(embedding_output, inputs, attention_mask)
         begin(self, "decoder", ModelPart.OTHER, sequence_output)
         decoder_query = self.decoder.children["output_position_encodings"](batch)

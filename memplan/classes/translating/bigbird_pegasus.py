@@ -28,7 +28,7 @@ from memplan.errors import UnsupportedOperationError
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, dropout
 from memplan.graph.modules.handles import Handle, made_by
-from memplan.graph.modules.masks import counted_positions, find_padding, padding, written_mask
+from memplan.graph.modules.masks import counted_positions, padding, written_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
@@ -137,9 +137,8 @@ class BigBirdPegasusEncoder(NormedStack):
         whole = None if self.sizes is None else self.sizes.padded(length)
         beside: tuple[Handle | None, ...]
         if whole is None or self.sizes is None:
-            find_padding(attention_mask)
+            beside = (written_mask(attention_mask, inputs_embeds),)
             del attention_mask
-            beside = (written_mask(run, batch, length),)
         else:
             self.refuse_autocast()
             if whole != length:

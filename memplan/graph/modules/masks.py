@@ -83,22 +83,52 @@ def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> 
     return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
 
 
-def find_padding(padding_mask: Handle) -> None:
-    """``create_bidirectional_mask`` looks whether a class's ones hide anything (``_ignore_bidirectional_mask_sdpa``), which
-    takes a copy and a truth."""
-    seen = padding_mask.apart(OperationKind.TO, dtype=DType.BOOL)
-    made_by(seen.run, OperationKind.EQ, (1,), DType.BOOL)
+def written_mask(
+    ones: Handle, embeddings: Handle, *, queries: int | None = None, is_asked: bool = True
+) -> Handle:
+    """``create_bidirectional_mask`` of ones that a class makes itself: a mask of all pairs, in the embeddings' format.
 
-
-def written_mask(run: Run, batch: int, length: int, *, queries: int | None = None) -> Handle:
-    """A mask of all pairs of every sequence, as a batch needs it in which one is padded.
-
-    Classes that make ones themselves write it where these were seen to hide something. A batch without padding, on a card
-    on which that can be seen, is spared it: it takes less than is said.
+    It looks first whether they hide anything, where it is asked to (``_ignore_bidirectional_mask_sdpa``). A batch without padding, on a card on which
+    that can be seen, is spared the rest, and takes less than is said; one in which a sequence is padded is not.
+    (transformers 5.23, masking_utils.py, ``sdpa_mask`` and ``eager_mask``)
     """
-    shape = batch, 1, length if queries is None else queries, length
-    pattern = made_by(run, OperationKind.BITWISE_AND, shape, DType.BOOL)
-    return pattern.apart(OperationKind.WHERE, dtype=run.compute)
+    run, kinds = ones.run, OperationKind
+    batch, length = ones.shape
+    padding_mask = ones if ones.dtype is DType.BOOL else ones.apart(kinds.TO, dtype=DType.BOOL)
+    if is_asked:
+        made_by(run, kinds.EQ, (1,), DType.BOOL)
+    batch_arange, head_arange = (
+        made_by(run, kinds.ARANGE, (each,), DType.INT64) for each in (batch, 1)
+    )
+    q_arange, kv_arange = (
+        made_by(run, kinds.ARANGE, (each,), DType.INT64).apart(kinds.ADD_SCALAR)
+        for each in (length if queries is None else queries, length)
+    )
+    pattern = _joined_masks(q_arange, batch, length)
+    del batch_arange, head_arange, q_arange, kv_arange
+    zero, least = (made_by(run, kinds.ZEROS, (1,), embeddings.dtype) for _ in range(2))
+    mask = pattern.apart(kinds.WHERE, dtype=embeddings.dtype)
+    del least, zero, pattern, padding_mask
+    return mask
+
+
+def _joined_masks(q_arange: Handle, batch: int, length: int) -> Handle:
+    """``and_masks`` of every query and of what is no padding, which is looked up at two numbers for each token."""
+    run, kinds = q_arange.run, OperationKind
+    result = made_by(run, kinds.ONES, (1,), DType.BOOL)
+    every = q_arange.apart(kinds.GE, dtype=DType.BOOL)
+    both = every.apart(kinds.BITWISE_AND)
+    del every
+    result, both = both, result
+    del both
+    rows = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
+    columns = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
+    found = made_by(run, kinds.INDEX_SELECT, (batch, length), DType.BOOL)
+    del columns, rows
+    shape = batch, 1, q_arange.shape[0], length
+    joined = found.apart(kinds.BITWISE_AND, shape=shape)
+    del found, result
+    return joined
 
 
 def causal_pattern(run: Run, length: int) -> Handle:
