@@ -163,6 +163,23 @@ def least_bytes(model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = No
     return accounts.activations_peak_bytes(Job.of(model, setup, gpu).given)
 
 
+MANY_OPERATIONS = 1000
+"""Llama has 68 for all of its layers, T5 190; where states go from one piece of a sequence to the next there are thousands."""
+
+
+def is_long_to_tell(answer: Estimate) -> bool:
+    """Whether so many operations are looked at that the same is told much sooner of few tokens.
+
+    >>> from memplan.sources.models import load_model
+    >>> from memplan.training.setup import TrainingSetup
+    >>> is_long_to_tell(estimate(load_model("gpt2"), TrainingSetup()))
+    False
+    """
+    given = Job.of_answer(answer.model, answer.setup, answer.gpu).given
+    count = sum(len(segment.operations) for segment in given.tape.segments)
+    return count > MANY_OPERATIONS
+
+
 def walked_bytes(
     model: ModelSpec, setup: TrainingSetup, gpu: GpuSpec | None = None
 ) -> tuple[int, int]:

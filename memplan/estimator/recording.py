@@ -88,6 +88,7 @@ def _plain(options: TapeOptions) -> TapeOptions:
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
         sort_tile=default.sort_tile,
+        grouped_workspace_bytes=default.grouped_workspace_bytes,
         is_ampere=default.is_ampere,
     )
 
@@ -104,6 +105,7 @@ def one_token(options: TapeOptions) -> TapeOptions:
         multiprocessors=default.multiprocessors,
         threads_per_multiprocessor=default.threads_per_multiprocessor,
         sort_tile=default.sort_tile,
+        grouped_workspace_bytes=default.grouped_workspace_bytes,
     )
 
 

@@ -5,7 +5,15 @@ from contextlib import suppress
 from itertools import chain
 
 from memplan.errors import SetupError
-from memplan.estimator import Estimate, Verdict, bare_estimate, least_bytes, told, without_run
+from memplan.estimator import (
+    Estimate,
+    Verdict,
+    bare_estimate,
+    is_long_to_tell,
+    least_bytes,
+    told,
+    without_run,
+)
 from memplan.fast_dataclass import dataclass, replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.memory.account import ComponentKind
@@ -197,8 +205,8 @@ class _Search:
         self.model = model
         self.answer = answer
         self.gpu = gpu
-        self.lacks_states = not _holds_states(answer, gpu)
-        """What lies on the card between steps decides, so that it is looked at first."""
+        self.lacks_states = not _holds_states(answer, gpu) and is_long_to_tell(answer)
+        """What lies on the card between steps decides, so that it is looked at first where that is sooner told."""
         self.found: Estimate | None = None
         self.tried: set[TrainingSetup] = {answer.setup}
         self.too_large: set[TrainingSetup] = set()

@@ -258,9 +258,9 @@ def test_checkpointing_alone_asks_for_no_outline_of_its_own(engine: str) -> None
     assert accounts._outlined.cache_info().misses == 1
 
 
-@pytest.mark.parametrize("model", ["llama", "t5"])
-def test_formats_of_a_width_share_an_outline_of_stage_3(model: str) -> None:
-    """fp16 looks for overflow besides, and T5 clamps in it: operations more, but none that counts."""
+@pytest.mark.parametrize(("model", "outlines"), [("llama", 1), ("t5", 2)])
+def test_formats_of_a_width_share_an_outline_of_stage_3(model: str, outlines: int) -> None:
+    """fp16 looks for overflow besides. T5 clamps in it too, between two modules' hooks: the next is fetched later."""
     from memplan.memory import accounts
 
     fields = ENGINES["zero3"]
@@ -273,4 +273,4 @@ def test_formats_of_a_width_share_an_outline_of_stage_3(model: str) -> None:
         assert {name: expected[name] for name in ("forward", "backward", "step")} == {
             name: peaks[name] for name in ("forward", "backward", "step")
         }
-    assert accounts._outlined.cache_info().misses == 1
+    assert accounts._outlined.cache_info().misses == outlines

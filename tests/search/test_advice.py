@@ -115,6 +115,7 @@ def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
         return estimate(model, setup, gpu)
 
     monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
+    monkeypatch.setattr("memplan.search.advice.is_long_to_tell", lambda _: True)
     spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=1180 * MIB)
     setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=512, checkpointing="full")
     better = advise(spec, estimate(spec, setup, card)).better
@@ -136,6 +137,7 @@ def test_what_loads_too_large_with_the_most_gpus_is_not_asked_with_fewer(
         return estimate(model, setup, gpu)
 
     monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
+    monkeypatch.setattr("memplan.search.advice.is_long_to_tell", lambda _: True)
     spec, card = load_model("gpt2-xl"), replace(load_gpu("t4"), torch_total_bytes=1200 * MIB)
     setup = TrainingSetup(adapter=Lora(), quantize="nf4", seq_len=512, checkpointing="full")
     advise(spec, estimate(spec, setup, card))
