@@ -118,6 +118,13 @@ def test_what_would_have_to_be_run_is_refused_where_it_is_needed_alone(registry:
         read(registry, "llama3_opaque")
 
 
+def test_a_misspelt_function_is_named_where_none_says_what_it_returns(tmp_path: Path) -> None:
+    path = tmp_path / "config_registry.py"
+    path.write_text("def small():\n    return Trainer.Config()\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"has no function smal[.] Did you mean 'small'"):
+        read_setup_file(Path(f"{path}:smal"))
+
+
 def test_the_function_has_to_be_named(registry: Path, run: Any) -> None:
     words = "name the function whose configuration is to be read, as .*:llama3_8b .llama3_8b, llama3_70b, llama3_opaque"
     with pytest.raises(ConfigError, match=words):

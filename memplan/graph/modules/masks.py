@@ -88,8 +88,8 @@ def written_mask(
 ) -> Handle:
     """``create_bidirectional_mask`` of ones that a class makes itself: a mask of all pairs, in the embeddings' format.
 
-    It looks first whether they hide anything, where it is asked to (``_ignore_bidirectional_mask_sdpa``). A batch without padding, on a card on which
-    that can be seen, is spared the rest, and takes less than is said; one in which a sequence is padded is not.
+    It looks first whether they hide anything, where it is asked to (``_ignore_bidirectional_mask_sdpa``). A batch
+    without padding is spared the rest, and takes less than is said; one in which a sequence is padded is not.
     (transformers 5.23, masking_utils.py, ``sdpa_mask`` and ``eager_mask``)
     """
     run, kinds = ones.run, OperationKind
@@ -115,12 +115,11 @@ def written_mask(
 def _joined_masks(q_arange: Handle, batch: int, length: int) -> Handle:
     """``and_masks`` of every query and of what is no padding, which is looked up at two numbers for each token."""
     run, kinds = q_arange.run, OperationKind
-    result = made_by(run, kinds.ONES, (1,), DType.BOOL)
+    first = made_by(run, kinds.ONES, (1,), DType.BOOL)
     every = q_arange.apart(kinds.GE, dtype=DType.BOOL)
-    both = every.apart(kinds.BITWISE_AND)
+    result = every.apart(kinds.BITWISE_AND)
     del every
-    result, both = both, result
-    del both
+    del first
     rows = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
     columns = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
     found = made_by(run, kinds.INDEX_SELECT, (batch, length), DType.BOOL)

@@ -50,14 +50,14 @@ def _which(name: str | None, scope: Scope, label: str) -> str:
         and ast.unparse(each.returns).endswith("Config")
         and not (each.args.args or each.args.kwonlyargs)
     ]
+    if name is not None and scope.functions:
+        return f"has no function {name:.60}.{did_you_mean(name, known or [*scope.functions])}"
     if not known:
         return "is Python, which is not run: give a file of settings, or what it sets as options"
-    if name is None:
-        return (
-            f"is Python, which is not run: name the function whose configuration is to be read, as {label}:{known[0]} "
-            f"({shortened(', '.join(known), 300)})"
-        )
-    return f"has no function {name:.60}.{did_you_mean(name, known)}"
+    return (
+        f"is Python, which is not run: name the function whose configuration is to be read, as {label}:{known[0]} "
+        f"({shortened(', '.join(known), 300)})"
+    )
 
 
 def _parsed(text: str, label: str) -> ast.Module:
