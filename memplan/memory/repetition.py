@@ -137,10 +137,21 @@ class Notes:
         self.unkept: Sequence[Storage] = ()
         """What earlier segments made and the segment has let go of meanwhile."""
 
+    @classmethod
+    def of(cls, ledger: Ledger, spans: Iterable[range]) -> "Notes":
+        """Those of what is written already, a stretch for each span of events."""
+        notes = cls(ledger)
+        for span in spans:
+            notes._take(span, Act(ActKind.NONE), None)
+        return notes
+
     def stop(self, act: Act, block: Block | None = None) -> None:
         """Somebody else acts."""
-        found, streams = range(self._start, len(self._ledger.events)), self._ledger.streams
-        others = [(each - self._start, streams[each]) for each in found if each in streams]
+        self._take(range(self._start, len(self._ledger.events)), act, block)
+
+    def _take(self, found: range, act: Act, block: Block | None) -> None:
+        streams = self._ledger.streams
+        others = [(each - found.start, streams[each]) for each in found if each in streams]
         self._stretches.append((found, others, act, block))
 
     def go_on(self) -> None:
@@ -150,8 +161,9 @@ class Notes:
     def script(self, standing: Hashable, given: Sequence[Block], left: Left) -> Script | None:
         """The whole of it; None where it may not be the same another time."""
         events = self._ledger.events
-        asked = dict.fromkeys(events[each] for found, *_ in self._stretches for each in found)
-        sizes = {size: number for number, size in enumerate(each for each in asked if each > 0)}
+        found = (events[each.start : each.stop] for each, *_ in self._stretches)
+        asked = dict.fromkeys(event for each in found for event in each if event >= 0)
+        sizes = {size: number for number, size in enumerate(asked)}
         numbers = {block: number for number, block in enumerate(given, len(sizes))}
         if not self.is_alike or len(numbers) < len(given):
             return None
@@ -172,15 +184,11 @@ class Notes:
         act: Act,
         block: Block | None,
     ) -> Stretch:
-        places, made = list[int](), list[int]()
-        for number in found:
-            event = self._ledger.events[number]
-            if event > 0:
-                made.append(number - found.start)
-                numbers[number] = len(sizes) + len(numbers)
-                places.append(sizes[event])
-            else:
-                places.append(numbers[~event])
+        events = self._ledger.events[found.start : found.stop]
+        made = [each for each, event in enumerate(events) if event > 0]
+        first = len(sizes) + len(numbers)
+        numbers |= {found.start + each: number for number, each in enumerate(made, first)}
+        places = [sizes[event] if event >= 0 else numbers[~event] for event in events]
         at = None if block is None else numbers[block]
         return Stretch(_taker(places), made, streams, act, at)
 

@@ -76,41 +76,6 @@ def cycle_of(
     return Cycle(before, start)
 
 
-def may_be_written_again(ledger: "Ledger", span: range, moved: "Mapping[Block, Block]") -> bool:
-    """Whether events free nothing but what they make, and what has something in its place now.
-
-    >>> ledger = Ledger()
-    >>> ledger.events += [512, 1024, ~0, 512]
-    >>> [may_be_written_again(ledger, range(1, 4), moved) for moved in ({0: 3}, {})]
-    [True, False]
-    """
-    events = ledger.events[span.start : span.stop]
-    return all(~event in moved for event in events if event < 0 and ~event < span.start)
-
-
-def write_again(
-    ledger: "Ledger", span: range, start: Block, moved: "Mapping[Block, Block]"
-) -> None:
-    """Write events down once more.
-
-    Blocks from ``start`` on are made again as well; ``moved`` are earlier ones, by what is in their place now.
-
-    >>> ledger = Ledger()
-    >>> ledger.events += [512, 1024, ~0, 512]
-    >>> write_again(ledger, range(1, 4), 1, {0: 3})
-    >>> ledger.events[4:]
-    [1024, -4, 512]
-    """
-    events, streams = ledger.events, ledger.streams
-    further = len(events) - span.start
-    freed = {~block: ~other for block, other in moved.items()}
-    events += [
-        event if event >= 0 else event - further if ~event >= start else freed[event]
-        for event in events[span.start : span.stop]
-    ]
-    streams.update({each + further: streams[each] for each in span if each in streams})
-
-
 FIRST_STAND_IN = 1 << 62
 """From here on an event's bytes are the number of a size (``memplan.memory.shapes``): no block is as large."""
 

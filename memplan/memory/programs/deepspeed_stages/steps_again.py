@@ -4,15 +4,11 @@ What finds the same trace and as much gathered as the one before asks for the sa
 the blocks that it found in the place of those.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from memplan.memory.replaying.ledger import (
-    Block,
-    Ledger,
-    Part,
-    may_be_written_again,
-    write_again,
-)
+from memplan.memory.repetition import Left, Notes, Script
+from memplan.memory.replaying.ledger import Block, Ledger, Part
 
 
 class Stood(NamedTuple):
@@ -30,15 +26,15 @@ class Stood(NamedTuple):
         mine, others = (self.sizes, [*self.blocks]), (other.sizes, [*other.blocks])
         return mine == others and self.num_recorded == other.num_recorded
 
-    def moved_to(self, other: "Stood") -> dict[Block, Block]:
-        """Its blocks, by those in their place."""
-        return {block: other.blocks[number] for number, block in self.blocks.items()}
+    def begun(self, script: Script) -> list[int]:
+        """What a script's events are taken from where this stands."""
+        return script.begun([*self.blocks.values()])
 
-    def left_by(self, span: range) -> dict[int, Block]:
-        """What is there after so many events were written for it as these, in the place of what they left."""
+    def left_by(self, script: Script, there: list[int]) -> dict[int, Block]:
+        """What stands behind a script that was written."""
         return {
-            number: block + len(span) if block >= span.start else block
-            for number, block in self.blocks.items()
+            number: block
+            for number, (_, block) in zip(self.blocks, script.frame(there), strict=True)
         }
 
 
@@ -50,6 +46,8 @@ class _Batch(NamedTuple):
     """The number of its first event."""
     turned: int
     """Of the first one of its backward pass."""
+    script: Script | None = None
+    """By which it was written; None: it was played."""
 
 
 class StepsAgain:
@@ -67,12 +65,12 @@ class StepsAgain:
         before, self.stood = self.stood, now
         if before is None or now is None or not before.is_like(now):
             return None
-        span = range(*self.ledger.steps[-2:])
-        moved = before.moved_to(now)
-        if not may_be_written_again(self.ledger, span, moved):
+        script = self._script([range(*self.ledger.steps[-2:])], before, now)
+        if script is None:
             return None
-        write_again(self.ledger, span, span.start, moved)
-        return now.left_by(span)
+        there = now.begun(script)
+        script.stretches[0].write(self.ledger, there)
+        return now.left_by(script, there)
 
     def micro_batch(
         self, now: Stood | None, step: int, *, does_more: bool
@@ -82,20 +80,25 @@ class StepsAgain:
         self.batch = None if now is None else _Batch(now, start, start)
         if does_more or before is None or now is None or not before.stood.is_like(now):
             return None
-        return self._written(before, now, step)
+        passes = [range(before.start, before.turned), range(before.turned, start)]
+        script = before.script or self._script(passes, before.stood, now)
+        return None if script is None else self._written(script, now, step)
 
-    def _written(self, before: _Batch, now: Stood, step: int) -> dict[int, Block] | None:
-        ledger, moved = self.ledger, before.stood.moved_to(now)
-        end = len(ledger.events)
-        span = range(before.start, end)
-        if not may_be_written_again(ledger, span, moved):
-            return None
+    def _script(self, spans: Sequence[range], before: Stood, now: Stood) -> Script | None:
+        """Of what began at one place and ended at the other."""
+        left = Left(frame=dict[object, Block](now.blocks.items()), transit=[], taken=())
+        return Notes.of(self.ledger, spans).script(None, [*before.blocks.values()], left)
+
+    def _written(self, script: Script, now: Stood, step: int) -> dict[int, Block]:
+        ledger, there = self.ledger, now.begun(script)
+        forward, backward = script.stretches
+        start = len(ledger.events)
         ledger.enter(Part.FORWARD, step)
-        write_again(ledger, range(before.start, before.turned), before.start, moved)
-        self.batch = _Batch(now, end, len(ledger.events))
+        forward.write(ledger, there)
+        self.batch = _Batch(now, start, len(ledger.events), script)
         ledger.enter(Part.BACKWARD, step)
-        write_again(ledger, range(before.turned, end), before.start, moved)
-        return now.left_by(span)
+        backward.write(ledger, there)
+        return now.left_by(script, there)
 
     def turn(self) -> None:
         """The backward pass of the micro-batch that is played begins."""
