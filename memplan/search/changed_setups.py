@@ -1,7 +1,7 @@
 """Setups that are changed in one thing or another so that they need less, as a person would try it.
 
 Each function makes the changed setups of one kind, what costs least first, and leaves out those that cannot be. In which order
-kinds are tried is ``memplan.search.advice``'s to say.
+kinds are tried is ``memplan.search.nearest_changes``'s to say.
 """
 
 from collections.abc import Callable, Iterator

@@ -8,7 +8,8 @@ from memplan.fast_dataclass import replace
 from memplan.hardware.gpu import GpuSpec
 from memplan.model.spec import ModelSpec
 from memplan.report.estimates.changes import advice_text
-from memplan.search.advice import FEW_TOKENS, advise, hints_for
+from memplan.search.advice import advise, hints_for
+from memplan.search.change_search import FEW_TOKENS
 from memplan.search.megatron_advice import megatron_changes
 from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
@@ -114,8 +115,8 @@ def test_of_ever_more_gpus_the_most_are_asked_once_the_first_are_too_few(
         asked[setup.num_gpus] += setup.seq_len != FEW_TOKENS
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
-    monkeypatch.setattr("memplan.search.advice.is_long_to_tell", lambda _: True)
+    monkeypatch.setattr("memplan.search.change_search.bare_estimate", counted)
+    monkeypatch.setattr("memplan.search.change_search.is_long_to_tell", lambda _: True)
     spec, card = load_model("gpt2"), replace(load_gpu("t4"), torch_total_bytes=1180 * MIB)
     setup = TrainingSetup(num_gpus=8, zero_stage=3, seq_len=512, checkpointing="full")
     better = advise(spec, estimate(spec, setup, card)).better
@@ -136,8 +137,8 @@ def test_what_loads_too_large_with_the_most_gpus_is_not_asked_with_fewer(
         asked[setup.chosen_engine, setup.num_gpus, setup.seq_len == FEW_TOKENS] += 1
         return estimate(model, setup, gpu)
 
-    monkeypatch.setattr("memplan.search.advice.bare_estimate", counted)
-    monkeypatch.setattr("memplan.search.advice.is_long_to_tell", lambda _: True)
+    monkeypatch.setattr("memplan.search.change_search.bare_estimate", counted)
+    monkeypatch.setattr("memplan.search.change_search.is_long_to_tell", lambda _: True)
     spec, card = load_model("gpt2-xl"), replace(load_gpu("t4"), torch_total_bytes=1200 * MIB)
     setup = TrainingSetup(adapter=Lora(), quantize="nf4", seq_len=512, checkpointing="full")
     advise(spec, estimate(spec, setup, card))
