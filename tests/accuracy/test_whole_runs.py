@@ -79,7 +79,7 @@ BARS = {
         {
             "requested_peak": PEAK,
             "reserved_peak": (0.005, 0.01),
-            "least_capacity": (0.005, 0.01),
+            "least_capacity": (0.005, 0.009),
             "held": (0.0002, 0.0002),
         },
         ("FSDP1",), 40,

@@ -270,7 +270,7 @@ class TestFloor:
         ) -> AllocatorPeaks:
             capacity = 60 if capacity_bytes is None else capacity_bytes // MIB
             asked = min(60, capacity // 2 * 2)
-            lives = asked >= 40 or asked == 20 or (asked >= 10 and max_cycles <= replays.FEW_CYCLES)
+            lives = asked >= 40 or asked == 20 or (asked >= 10 and max_cycles <= replays.TEN_STEPS)
             return AllocatorPeaks(
                 requested_bytes=0,
                 allocated_bytes=0,

@@ -10,7 +10,7 @@ holds for every capacity at which these questions are answered alike.
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memplan.fast_dataclass import dataclass
 from memplan.graph.core.tensors import ALLOCATION_ROUNDING
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 _UNIT = ALLOCATION_ROUNDING
 MAX_CYCLES = 64
 """Further steps after which a run is not followed any more."""
-FEW_CYCLES = 3
-"""Further steps on capacities that are looked at on the way down to the least one: in 50 random runs 8 found no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,12 +194,14 @@ class Replayer:
         return self._num_events
 
     @property
-    def caution(self) -> int:
-        """Into how many parts a surplus is cut to take one of them away (``floor_bytes``)."""
+    def caution(self) -> "Caution":
+        """With which its least capacity is looked for."""
         cycle = self._num_events - self._cycle.start if self._cycle is not None else 0
-        trials = TRIED_EVENTS // (self._num_events + cycle * FEW_CYCLES // 2)
-        least = LEAST_CAUTION if self._num_events < MANY_EVENTS else LEAST_CAUTION // 2
-        return min(MOST_CAUTION, max(least, trials // 3))
+        trials = TRIED_EVENTS // (self._num_events + cycle * 3 // 2)  # of which most die or settle soon
+        if self._num_events >= MANY_EVENTS:
+            return LITTLE_CAUTION
+        parts = min(MOST_CAUTION.parts, max(LEAST_CAUTION, trials // 3))
+        return Caution(max(LEAST_CAUTION, trials), parts, TEN_STEPS)
 
     def on_card(
         self, capacity_bytes: int | None, *, max_cycles: int = MAX_CYCLES
@@ -297,43 +297,50 @@ class OnCard(Protocol):
         """What is reached; ``None``: with as much room as it wants."""
 
 
+class Caution(NamedTuple):
+    """With which a least capacity is looked for, from above: what fits is not monotone."""
+
+    in_turn: int
+    """Ranges that are looked at one after the other before any is passed over."""
+    parts: int
+    """Into so many a surplus is cut to pass over one of them at a time."""
+    max_cycles: int
+    """Further steps in which a run is followed there."""
+
+
 TRIED_EVENTS = 1_000_000
-"""Of all replays of a run together, before capacities are passed over in longer steps."""
-LEAST_CAUTION, MOST_CAUTION = 16, 128
-"""Of large and of small runs. Against every range of capacities one by one, with 64 further steps each, either found
-the same in 50 of 50 random runs (seven models, all engines); with 8, one was 8 % too low (FSDP2 without checkpointing)."""
-MANY_EVENTS = 100_000
-"""Of runs with so many, as of pipelines, even fewer capacities are tried."""
+"""Of all ranges of a run that are looked at in turn, together."""
+LEAST_CAUTION = 16
+"""Ranges in turn and parts. Of 64 runs (ten families, all engines) 57 then come to what looking at each range finds; where the
+first are passed over and followed for three steps alone, 51, and a run may die in its sixth step of what it is said to need."""
+TEN_STEPS = 8
+"""Further steps behind those that are played out."""
+MOST_CAUTION = Caution(TRIED_EVENTS, 128, TEN_STEPS)
+"""All of a run's ranges."""
+MANY_EVENTS, LITTLE_CAUTION = 60_000, Caution(8, 12, 3)
+"""Of runs with so many, as of pipelines, a trial takes long."""
 
 
-def floor_bytes(on_card: OnCard, *, caution: int = MOST_CAUTION) -> int:
+def floor_bytes(on_card: OnCard, *, caution: Caution = MOST_CAUTION) -> int:
     """The least capacity for segments from which on every larger one is enough [bytes].
 
     What fits is not monotone: with less room the cache is flushed sooner, other blocks serve other
     requests, and a run that died may live again. So capacities are tried from what is reserved on a
     card with room downwards, one range after the other that are answered alike, to the first with which
-    the run dies within a few steps. Where such ranges are narrow, one part in ``caution`` of what the
-    run has more than it was pressed for is passed over at a time. With what is found the run is then
-    played until it settles; should it die of that, longer and longer steps lead up to one with which it lives,
-    and what lies between the two is halved.
+    the run dies within a few steps. Where there are many such ranges, a part of what the
+    run has more than it was pressed for is passed over at a time (``Caution``). With the last one that lived the run is then
+    played until it settles; should it die of that, longer and longer steps lead up to one with which it lives.
+    What lies between that and the largest that it died with is halved.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
     >>> floor_bytes(run.on_card) >> 20
     30
     """
-    floor = _walked_down(on_card, caution=caution, down_to_bytes=0)
-    found, step, dies = on_card(floor), 0, None
-    while found.died_at is not None:
-        assert found.lacked_bytes is not None, "a run dies for want of something"
-        dies = found.lacked_bytes - _UNIT
-        found = on_card(found.lacked_bytes + step)
-        step = 2 * step or SEGMENT_ROUNDING_BYTES
-    if dies is None:
-        return floor
-    return _between(on_card, dies, found.reserved_bytes, max_cycles=MAX_CYCLES)
+    lives, dies = _walked_down(on_card, caution=caution, down_to_bytes=0)
+    return _settled(on_card, lives, dies)
 
 
-def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTION) -> bool:
+def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: Caution = MOST_CAUTION) -> bool:
     """Whether a capacity is enough, and every larger one: what ``floor_bytes`` says, but sooner.
 
     >>> run = Replayer([3 << 20, ~0, 30 << 20])
@@ -345,41 +352,54 @@ def is_enough(on_card: OnCard, capacity_bytes: int, *, caution: int = MOST_CAUTI
         return False
     if found.lacked_bytes is None:
         return True
-    down = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
-    return down <= capacity_bytes
+    lives, dies = _walked_down(on_card, caution=caution, down_to_bytes=capacity_bytes)
+    if lives <= capacity_bytes:
+        return True
+    return dies < capacity_bytes and _settled(on_card, lives, dies) <= capacity_bytes
 
 
-def _walked_down(on_card: OnCard, *, caution: int, down_to_bytes: int) -> int:
-    """From what is reserved with room to the first capacity that a few steps die with, or to one that is
-    low enough."""
-    floor = on_card(None).reserved_bytes
-    while floor > down_to_bytes:
-        found = on_card(floor - _UNIT, max_cycles=FEW_CYCLES)
+def _walked_down(on_card: OnCard, *, caution: Caution, down_to_bytes: int) -> tuple[int, int]:
+    """From what is reserved with room down to the last capacity that a few steps live with, or to one that is
+    low enough; and the first that they die with, of which nothing is known where none was met [bytes]."""
+    lives, dies, num_tried = on_card(None).reserved_bytes, 0, 0
+    tried = lives - _UNIT
+    while lives > down_to_bytes:
+        found = on_card(tried, max_cycles=caution.max_cycles)
         if found.died_at is not None:
-            break
-        further = _further(floor, found, caution)
-        if further >= found.reserved_bytes:
-            floor = found.reserved_bytes
-        elif on_card(further, max_cycles=FEW_CYCLES).died_at is None:
-            floor = further
-        else:
-            return _between(on_card, further, found.reserved_bytes, max_cycles=FEW_CYCLES)
-    return floor
+            assert found.lacked_bytes is not None, "a run dies for want of something"
+            return lives, found.lacked_bytes - _UNIT
+        further = _further(tried + _UNIT, found, caution.parts)
+        lives, num_tried = found.reserved_bytes, num_tried + 1
+        tried = lives - _UNIT
+        if num_tried >= caution.in_turn:
+            tried = min(tried, further)
+    return lives, dies
 
 
-def _further(floor_bytes: int, found: AllocatorPeaks, caution: int) -> int:
+def _further(floor_bytes: int, found: AllocatorPeaks, parts: int) -> int:
     """The capacity to try next, by how much the last was more than enough [bytes]."""
-    surplus = (floor_bytes - found.pressed_bytes) // caution
-    return _rounded(floor_bytes - max(surplus, floor_bytes // caution**2))
+    surplus = (floor_bytes - found.pressed_bytes) // parts
+    return _rounded(floor_bytes - max(surplus, floor_bytes // parts**2))
 
 
-def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int, *, max_cycles: int) -> int:
+def _settled(on_card: OnCard, lives_bytes: int, dies_bytes: int) -> int:
+    """The least capacity with which later steps live, too, above one that is known to be too small [bytes]."""
+    found, step = on_card(lives_bytes), 0
+    while found.died_at is not None:
+        assert found.lacked_bytes is not None, "a run dies for want of something"
+        dies_bytes = found.lacked_bytes - _UNIT
+        found = on_card(found.lacked_bytes + step)
+        step = 2 * step or SEGMENT_ROUNDING_BYTES
+    return _between(on_card, dies_bytes, found.reserved_bytes)
+
+
+def _between(on_card: OnCard, dies_bytes: int, lives_bytes: int) -> int:
     """The least capacity with which a run lives, above one with which it dies, by bisection [bytes]."""
     while True:
         middle = _rounded((dies_bytes + lives_bytes) // 2)
         if not dies_bytes < middle < lives_bytes:
             return lives_bytes
-        found = on_card(middle, max_cycles=max_cycles)
+        found = on_card(middle)
         if found.died_at is None:
             lives_bytes = found.reserved_bytes
         else:
