@@ -242,7 +242,9 @@ def test_what_lives_with_less_room_and_dies_with_more_does_not_fit() -> None:
     )  # type: ignore[call-overload]  # fmt: skip
     card = memplan.load_gpu("4090")
     answer = memplan.estimate("gpt2", setup, gpu=card)
-    assert answer.run.is_enough(card.capacity_bytes - answer.overhead_bytes.high)
+    least = card.capacity_bytes - answer.overhead_bytes.high
+    assert answer.run.on_card(least).died_at is None
+    assert not answer.run.is_enough(least)
     assert answer.verdict is memplan.Verdict.OOM
     assert not answer.fits_within(card.capacity_bytes)
 

@@ -366,8 +366,7 @@ def _walked_down(on_card: OnCard, *, caution: Caution, down_to_bytes: int) -> tu
     while lives > down_to_bytes:
         found = on_card(tried, max_cycles=caution.max_cycles)
         if found.died_at is not None:
-            assert found.lacked_bytes is not None, "a run dies for want of something"
-            return lives, found.lacked_bytes - _UNIT
+            return lives, tried
         further = _further(tried + _UNIT, found, caution.parts)
         lives, num_tried = found.reserved_bytes, num_tried + 1
         tried = lives - _UNIT
