@@ -154,7 +154,9 @@ def test_states_come_with_the_first_step(tensor: Stepped) -> None:
     for optimizer in Optimizer:
         row, options = chosen(optimizer, ())
         acts = acts_of(row, options, tensor, init=False, update=True, first=False)
-        assert {act.kind for act in acts}.isdisjoint({*GPU, ActKind.MANAGED, ActKind.HOST}), optimizer
+        assert {act.kind for act in acts}.isdisjoint({*GPU, ActKind.MANAGED, ActKind.HOST}), (
+            optimizer
+        )
 
 
 def test_every_optimizer_has_a_row_with_a_source() -> None:

@@ -91,6 +91,8 @@ def test_a_bucket_that_is_full_to_the_last_element_is_summed_at_once() -> None:
     options = SimpleNamespace(reduce_bucket_size=1024, reduce_scatter=True)
     job: Any = SimpleNamespace(weight_bytes=2, options=options)
     found = _buckets(job, buffer(512, 512, 1024, 1025, num_ranks=8), {3: 1, 2: 2, 1: 3, 0: 4})
-    told = [(found[each].number, found[each].is_large, found[each].copied_bytes) for each in range(4)]
+    told = [
+        (found[each].number, found[each].is_large, found[each].copied_bytes) for each in range(4)
+    ]
     # Its parts on three ranks are more than the limit with the last of them, and make 2050 bytes, in whole blocks.
     assert told == [(2, False, 2048), (2, False, 2048), (1, False, 2048), (0, True, 2560)]
