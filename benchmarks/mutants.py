@@ -23,6 +23,8 @@ REFUSING = ("check", "refuse", "choice", "says_")
 """How names begin of what is called for nothing but to refuse: nothing takes what it gives."""
 SAID = ("str", "tuple[str, ...]", "Iterator[str]")
 """What functions return that are called ``..._words``: assumptions, notes and names of rows."""
+LARGE = 1000
+"""From here on a number is doubled: one more of so many is in no answer that is rounded, and a limit of a million is as good by one."""
 RENAMED = {"max": "min", "min": "max", "any": "all", "all": "any", "reversed": "list"}
 
 
@@ -195,7 +197,7 @@ class Finder(ast.NodeVisitor):
         if isinstance(node.value, bool):
             self.change(node, str(not node.value))
         elif isinstance(node.value, int):
-            self.change(node, str(node.value + 1))
+            self.change(node, str(node.value + 1 if node.value < LARGE else 2 * node.value))
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
