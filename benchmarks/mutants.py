@@ -23,6 +23,8 @@ REFUSING = ("check", "refuse", "choice", "says_")
 """How names begin of what is called for nothing but to refuse: nothing takes what it gives."""
 SAID = ("str", "tuple[str, ...]", "Iterator[str]")
 """What functions return that are called ``..._words``: assumptions, notes and names of rows."""
+LARGE = 1000
+"""From here on a number is doubled: one more of so many is in no answer that is rounded, and a limit of a million is as good by one."""
 RENAMED = {"max": "min", "min": "max", "any": "all", "all": "any", "reversed": "list"}
 
 
@@ -39,6 +41,8 @@ class Mutant:
     """Bytes of the file that are put in the place of others."""
     before: str
     after: str
+    name: str = ""
+    """Of the argument, the field or the variable that it gives a value; empty where that has none."""
 
     def source(self, root: Path) -> bytes:
         """The whole file with it."""
@@ -63,6 +67,7 @@ class Finder(ast.NodeVisitor):
         self.bytes = source.encode()
         self.found: list[Mutant] = []
         self.place = 0
+        self.name = ""
         self.starts = [0]
         for line in self.bytes.splitlines(keepends=True):
             self.starts.append(self.starts[-1] + len(line))
@@ -75,7 +80,14 @@ class Finder(ast.NodeVisitor):
         stop = self.starts[node.end_lineno - 1] + node.end_col_offset
         text = after if isinstance(after, str) else f"({ast.unparse(after)})"
         before = self.bytes[start:stop].decode()
-        self.found.append(Mutant(self.path, node.lineno, self.place, start, stop, before, text))
+        place = self.path, node.lineno, self.place, start, stop
+        self.found.append(Mutant(*place, before, text, self.name))
+
+    def visit_value(self, name: str, value: ast.expr) -> None:
+        """What is given to a name."""
+        outer, self.name = self.name, name
+        self.visit(value)
+        self.name = outer
 
     def visit(self, node: ast.AST) -> None:
         """Note which statement it is that is looked through."""
@@ -113,12 +125,12 @@ class Finder(ast.NodeVisitor):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
-            self.visit(node.value)
+            self.visit_value(_name_of(node.target), node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        names = [each.id for each in node.targets if isinstance(each, ast.Name)]
+        names = [_name_of(each) for each in node.targets]
         if not any(name.startswith(UNTOLD) for name in names):
-            self.visit(node.value)
+            self.visit_value(names[0], node.value)
 
     def visit_Raise(self, node: ast.Raise) -> None:
         """What it says is no estimate."""
@@ -132,7 +144,7 @@ class Finder(ast.NodeVisitor):
     def visit_keyword(self, node: ast.keyword) -> None:
         """How much a cache keeps changes no answer, nor whether lengths are compared that are equal."""
         if node.arg not in ("maxsize", "strict"):
-            self.visit(node.value)
+            self.visit_value(node.arg or self.name, node.value)
 
     def visit_If(self, node: ast.If) -> None:
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -185,7 +197,7 @@ class Finder(ast.NodeVisitor):
         if isinstance(node.value, bool):
             self.change(node, str(not node.value))
         elif isinstance(node.value, int):
-            self.change(node, str(node.value + 1))
+            self.change(node, str(node.value + 1 if node.value < LARGE else 2 * node.value))
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in RENAMED:
@@ -217,6 +229,30 @@ def _defaults_read(node: ast.FunctionDef) -> list[ast.expr]:
         *zip(given.kwonlyargs, given.kw_defaults, strict=True),
     ]
     return [each for argument, each in pairs if each is not None and argument.arg in read]
+
+
+def _name_of(target: ast.expr) -> str:
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def names_read(statement: ast.stmt) -> set[str]:
+    """Names and attributes that it reads itself, and not in the statements that it holds.
+
+    >>> sorted(names_read(ast.parse("if a.b > c: d()").body[0]))
+    ['a', 'b', 'c']
+    """
+    found = set()
+    left: list[ast.AST] = [statement]
+    while left:
+        for each in ast.iter_child_nodes(left.pop()):
+            if isinstance(each, ast.stmt):
+                continue
+            left.append(each)
+            if isinstance(each, ast.Attribute):
+                found.add(each.attr)
+            elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+                found.add(each.id)
+    return found
 
 
 def _is_saying(node: ast.FunctionDef) -> bool:

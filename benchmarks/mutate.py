@@ -40,7 +40,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from mutants import RAN, Mutant, marked, mutants_of
+from mutants import RAN, Mutant, marked, mutants_of, names_read
 
 if TYPE_CHECKING:
     from _pytest.reports import TestReport
@@ -358,27 +358,68 @@ def users(paths: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
+def readers(names: Iterable[str], places: Places) -> dict[str, set[int]]:
+    """The places at which each of these names is read, as a variable or of anything that has it."""
+    found: dict[str, set[int]] = {name: set() for name in names}
+    for path in modules():
+        first = places.first[path.relative_to(ROOT).as_posix()]
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.stmt):
+                for name in names_read(node) & found.keys():
+                    found[name].add(first + node.lineno)
+    return found
+
+
 def tests_for(
     mutants: Sequence[Mutant], seen: Sequence[Seen], places: Places
-) -> list[tuple[list[Seen], list[Seen]]]:
-    """For each, the tests that run its place; and those that run its module or a user of it, for what runs at import."""
-    found: list[tuple[list[Seen], list[Seen]]] = [([], []) for _ in mutants]
+) -> list[list[list[Seen]]]:
+    """For each, the tests that run its place; those of what runs at import, which no test runs, are the ones that run its module
+    or a user of it, first those that run a place there where its name is read."""
+    found: list[list[list[Seen]]] = [[[], [], []] for _ in mutants]
     using = users({each.path for each in mutants})
     spans = [[places.span(path) for path in using[each.path]] for each in mutants]
+    all_readers = readers({each.name for each in mutants}, places)
+    reading = [
+        [
+            place
+            for place in all_readers[each.name]
+            if any(own.start <= place < own.stop for own in span)
+        ]
+        for each, span in zip(mutants, spans, strict=True)
+    ]
     for test in seen:
         if test.is_import:
             continue
         ran = test.ran()
-        for mutant, (direct, near), own in zip(mutants, found, spans, strict=True):
+        for mutant, groups, read, own in zip(mutants, found, reading, spans, strict=True):
+            direct, likely, near = groups
             if ran[places.first[mutant.path] + mutant.place]:
                 direct.append(test)
+            elif any(ran[each] for each in read):
+                likely.append(test)
             elif any(1 in ran[each] for each in own):
                 near.append(test)
+    return [[direct] if direct else [likely, near] for direct, likely, near in found]
+
+
+def in_turn(
+    mutant: Mutant, groups: Iterable[Sequence[Seen]], imports: Mapping[str, float]
+) -> list[list[str]]:
+    """Tests in the order in which they are run, as many as there is time for."""
+    found = []
+    left = MOST_MUTANT_S
+    for tests in groups:
+        for seconds, names in _chunks(mutant, tests, imports):
+            if seconds <= left:
+                found.append(names)
+                left -= seconds
     return found
 
 
-def in_turn(mutant: Mutant, tests: Sequence[Seen], imports: Mapping[str, float]) -> list[list[str]]:
-    """Tests in the order in which they are run, a few of each file first, as many as there is time for."""
+def _chunks(
+    mutant: Mutant, tests: Sequence[Seen], imports: Mapping[str, float]
+) -> list[tuple[float, list[str]]]:
+    """A few of each file first, and what is named after the module, which fails soonest."""
     by_file: dict[str, list[Seen]] = {}
     for each in sorted(tests, key=lambda test: test.seconds):
         by_file.setdefault(each.file, []).append(each)
@@ -389,16 +430,9 @@ def in_turn(mutant: Mutant, tests: Sequence[Seen], imports: Mapping[str, float])
         while start < len(each):
             chunk = each[start : start + size]
             seconds = sum(test.seconds for test in chunk) + (0 if turn else imports.get(file, 0))
-            # What is named after the module fails soonest.
             chunks.append((turn, own not in file, seconds, [test.name for test in chunk]))
             start, size, turn = start + size, 2 * size, turn + 1
-    found = []
-    left = MOST_MUTANT_S
-    for _, _, seconds, names in sorted(chunks):
-        if seconds <= left:
-            found.append(names)
-            left -= seconds
-    return found
+    return [(seconds, names) for _, _, seconds, names in sorted(chunks)]
 
 
 @dataclass(eq=False)
@@ -604,12 +638,12 @@ def _tried(
     imports = {each.file: each.seconds for each in seen if each.is_import}
     within: list[Trial] = []
     at_import: list[Trial] = []
-    for number, (mutant, (direct, near)) in enumerate(
+    for number, (mutant, groups) in enumerate(
         zip(mutants, tests_for(mutants, seen, places), strict=True)
     ):
-        chunks = in_turn(mutant, direct, imports) or in_turn(mutant, near, imports)
+        chunks = in_turn(mutant, groups, imports)
         each = Trial(mutant, in_order(chunks), folder / f"trial-{number}")
-        (at_import if each.pairs() is None or not direct else within).append(each)
+        (at_import if each.pairs() is None or len(groups) > 1 else within).append(each)
     results = folder / "results"
     lines = os.open(results, os.O_RDWR | os.O_CREAT)
     out = os.dup(1)

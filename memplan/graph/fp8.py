@@ -265,10 +265,13 @@ def code_bytes(
     Scales of blocks in one byte are padded to 128 by 4 as cuBLAS wants them (``get_scale_shape`` of mxfp8_tensor.py); those in fp32 to 4
     along the rows, and a weight has one for a square (of float8_blockwise_tensor.py).
 
-    >>> code_bytes(FP8_RECIPES[Fp8Recipe.MXFP8], 256, 1024)
-    270336
-    >>> code_bytes(FP8_RECIPES[Fp8Recipe.BLOCKWISE], 256, 1024), 256 * 1024
-    (270336, 262144)
+    >>> nvfp4, squares = FP8_RECIPES[Fp8Recipe.NVFP4], FP8_RECIPES[Fp8Recipe.BLOCKWISE]
+    >>> [code_bytes(nvfp4, 320, 1040, by_column=each) - 320 * 1040 // 2 for each in (False, True)]
+    [26112, 23040]
+    >>> [code_bytes(squares, 320, 1042, by_column=each) - 320 * 1042 for each in (False, True)]
+    [11520, 12528]
+    >>> code_bytes(squares, 320, 1042, is_weight=True) - 320 * 1042
+    144
     """
     codes = ceil_div(rows * width * formats.code_bits, 8)
     if formats.block is None:

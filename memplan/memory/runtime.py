@@ -110,8 +110,9 @@ def nccl_range(num_communicators: int, *, num_all_to_all: int = 0) -> ByteRange:
 
 def context_gib(compute_capability: tuple[int, int] | None) -> tuple[float, float]:
     """The range of a card's context [GiB]."""
-    major = compute_capability[0] if compute_capability is not None else 0
-    return CONTEXT_GIB.get(major, UNKNOWN_CONTEXT_GIB)
+    if compute_capability is None:
+        return UNKNOWN_CONTEXT_GIB
+    return CONTEXT_GIB.get(compute_capability[0], UNKNOWN_CONTEXT_GIB)
 
 
 def nccl_gib(num_communicators: int, *, num_all_to_all: int = 0) -> tuple[float, float]:

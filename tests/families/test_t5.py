@@ -133,6 +133,12 @@ def test_the_old_name_of_the_class() -> None:
     assert model.task is Task.SEQ2SEQ_LM
 
 
+def test_a_decoder_alone_is_asked_for_in_vain() -> None:
+    """Only the old name's task is another one's word."""
+    with pytest.raises(ConfigError, match="causal-lm"):
+        read(SMALL, task=Task.CAUSAL_LM)
+
+
 def test_a_missing_model_type_is_told_by_the_architecture() -> None:
     config = {**SMALL, "architectures": ["UMT5ForConditionalGeneration"]}
     del config["model_type"]

@@ -54,6 +54,20 @@ def test_what_is_trained(adapter: Lora, count: int) -> None:
     assert trained(adapter) == count
 
 
+def test_layers_that_serve_nothing_have_adapters_too() -> None:
+    """peft looks at modules alone: those of a global attention that no token has are some of a layer's seven of a width."""
+    width, inner, layers = 64, 96, 3
+    config = {
+        "model_type": "longformer", "hidden_size": width, "intermediate_size": inner, "num_attention_heads": 4,
+        "num_hidden_layers": layers, "vocab_size": 500, "attention_window": [16] * layers,
+        "max_position_embeddings": 130,
+    }  # fmt: skip
+    setup = TrainingSetup(seq_len=64, adapter=Lora(rank=2, targets="all-linear"))
+    found = estimate(load_model(config, "masked-lm"), setup)
+    head = 2 * width
+    assert found.trainable_params == 2 * (layers * (7 * 2 * width + 2 * (width + inner)) + head)
+
+
 @pytest.mark.parametrize(
     ("adapter", "words"),
     [

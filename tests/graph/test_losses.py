@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from memplan.dtypes import DType
+from memplan.estimator.recording import tape_options
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.losses.tasks import liger_chunk_rows
 from memplan.graph.model import record_model
 from memplan.memory.step import StepWalk
@@ -14,6 +16,7 @@ from memplan.sources.models import load_model
 from memplan.training.choices_of_kernels.kernels import Kernels, LossKernel
 from memplan.training.compilation import Compilation
 from memplan.training.objectives import Objective
+from memplan.training.setup import TrainingSetup
 from tests.plain_step import PlainStep, plain_step
 
 TOKENS, VOCAB, HIDDEN = 2048, 128_000, 512
@@ -131,6 +134,27 @@ def test_what_a_training_loop_adds() -> None:
         before = getattr(plain, name).total_bytes
         assert per_logit(getattr(held, name).total_bytes - before) == pytest.approx(extra, abs=0.01)
         assert per_logit(getattr(both, name).total_bytes - before) == pytest.approx(4, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "vocabulary"),
+    [
+        ("gpt2", "causal-lm", 50257), ("electra", "masked-lm", 30522), ("bart", "seq2seq-lm", 50265),
+        ("t5", "seq2seq-lm", 32128), ("fsmt", "seq2seq-lm", 42024),
+    ],
+)  # fmt: skip
+def test_a_loop_adds_it_whatever_takes_the_loss(
+    model_type: str, task: str, vocabulary: int
+) -> None:
+    """Logits of an encoder or of two stacks are copied, and held, as a decoder's."""
+    model = load_model({"model_type": model_type}, task)
+    setup = TrainingSetup(
+        precision="bf16-amp",  # type: ignore[arg-type]
+        micro_batch_size=2, seq_len=16, outputs_held=True, upcast_outputs=True,
+    ).resolve(model.context_length)  # fmt: skip
+    held = record_model(model, tape_options(setup, None)).outputs
+    assert held is not None
+    assert held.num_bytes == allocated_bytes(2 * 16 * vocabulary, DType.FP32)
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,14 @@ def test_steps_are_what_they_would_be(way: str) -> None:
     assert found.cycle is not None
     assert len(found.steps) < NUM_STEPS
     assert again(found, NUM_STEPS) == (whole.events, whole.streams)
+
+
+@pytest.mark.parametrize(("allocator", "most"), [("default", 4), ("expandable", 16)])
+def test_of_many_micro_batches_some_are_played_out(allocator: str, most: int) -> None:
+    """Pages creep on from one to the next where segments expand; elsewhere the fifth asks for what the fourth did."""
+
+    def num_events(count: int) -> int:
+        fields = {"gradient_accumulation_steps": count, "allocator": allocator}
+        return len(run_of(fields, PlayedOut(), num_steps=1).events)
+
+    assert num_events(most - 1) < num_events(most) == num_events(most + 3)

@@ -49,14 +49,21 @@ def options_for(engine: str, sync: bool) -> dict[str, object]:
     return {"sync_each_batch": sync} if engine != "ddp" else {}
 
 
+ENDS_WITH_A_RANK: dict[str, Any] = {**SMALL, "hidden_size": 64, "intermediate_size": 194}
+"""Half of a layer's elements are those of its norms, of its attention and of one of its network's three matrices."""
+
+
 @pytest.mark.parametrize("original", [False, True])
-@pytest.mark.parametrize("num_gpus", [3, 8])
-def test_ranks_of_fsdp1_share_the_states_out(num_gpus: int, original: bool) -> None:
+@pytest.mark.parametrize(
+    ("config", "num_gpus"), [(SMALL, 3), (SMALL, 8), (ENDS_WITH_A_RANK, 2)], ids=["3", "8", "2"]
+)
+def test_ranks_of_fsdp1_share_the_states_out(
+    config: dict[str, Any], num_gpus: int, original: bool
+) -> None:
     """Each rank keeps moments of what lies in its part of each flat parameter, rounded up piece by piece."""
     options = {"use_orig_params": original}
-    wrapped = wrap(
-        given_for(SMALL, engine="fsdp1", zero_stage=None, num_gpus=num_gpus, engine_options=options)
-    )
+    fields: dict[str, Any] = {"num_gpus": num_gpus, "num_nodes": 1, "engine_options": options}
+    wrapped = wrap(given_for(config, engine="fsdp1", zero_stage=None, **fields))
     found = {
         place: (each.state_bytes, each.num_trained)
         for each in own_states(wrapped.units, wrapped.formats)

@@ -148,6 +148,17 @@ def test_copies_of_one_tensor_in_a_later_step(
     assert copies * whole <= most(acts) <= copies * whole + small
 
 
+@pytest.mark.parametrize("tensor", [MATRIX, VECTOR], ids=["matrix", "vector"])
+def test_states_come_with_the_first_step(tensor: Stepped) -> None:
+    """A later one makes none: at most it binds one to another tensor."""
+    for optimizer in Optimizer:
+        row, options = chosen(optimizer, ())
+        acts = acts_of(row, options, tensor, init=False, update=True, first=False)
+        assert {act.kind for act in acts}.isdisjoint({*GPU, ActKind.MANAGED, ActKind.HOST}), (
+            optimizer
+        )
+
+
 def test_every_optimizer_has_a_row_with_a_source() -> None:
     assert set(all_rows()) == set(Optimizer)
     assert all(row.source for row in all_rows().values())

@@ -27,7 +27,7 @@ from memplan.graph.core.tensors import Tensor
 from memplan.graph.modules.attention import in_heads, matmul
 from memplan.graph.modules.basic import Dropout, LayerNorm, Linear
 from memplan.graph.modules.functional import add_in_place, log_softmax, softmax
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layer_list import LayerList, numbered
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.operations.losses import cross_entropy
@@ -52,8 +52,7 @@ class LxmertEmbeddings(TypesLast):
 
     def position_ids(self, batch: int, length: int) -> Handle:
         counted = made_by(self.run, OperationKind.ARANGE, (length,), DType.INT64)
-        shape = batch, length
-        return Handle(self.run, self.run.view(counted.record, batch * length), shape)
+        return seen_in(self.run, counted.record, (batch, length))
 
 
 class LxmertAttention(Heads):

@@ -25,7 +25,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import ActivationModule, Linear
 from memplan.graph.modules.functional import made_from
-from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.handles import Handle, seen_in
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
@@ -194,7 +194,7 @@ class QwenImageModel(Denoiser):
         known = Handle(run, run.buffer(tokens * width, DType.FP32), (1, tokens, 1, width))
         table = made_from(OperationKind.CAT, known.shape, DType.FP32, known)
         shape = 1, sample.prompt_tokens, 1, width
-        return table, Handle(run, run.view(ahead, sample.prompt_tokens * width), shape)
+        return table, seen_in(run, ahead, shape)
 
     def forward(self, sample: Sample) -> Handle:
         hidden_states = self.img_in(sample.latents())

@@ -31,7 +31,7 @@ from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate
 from memplan.model.config import ConfigReader
@@ -166,8 +166,7 @@ def boxes(module: Module, batch: int, length: int) -> tuple[Handle, ...]:
     run = module.run
     made = made_by(run, OperationKind.ZEROS, (batch, length, 4), DType.INT64)
     strides = made.strides[:2]
-    columns = (run.view(made.record, batch * length) for _ in range(4))
-    return tuple(Handle(run, each, (batch, length), strides) for each in columns)
+    return tuple(seen_in(run, made.record, (batch, length), strides) for _ in range(4))
 
 
 class LayoutLMSelfAttention(SelfAttention):

@@ -43,7 +43,7 @@ from memplan.graph.modules.functional import (
     made_from,
     softmax,
 )
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.layouts import in_rows
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
@@ -207,8 +207,7 @@ class BigBirdAttentionHeads(PlainScores):
         block, width = blocks.shape[3:]
         shape: Shape = batch, heads, windows * random, block, width
         strides = heads * windows * random, windows * random, 1, 0, 0
-        record = self.run.view(drawn.record, batch * heads * windows * random * block * width)
-        found = gather(blocks, Handle(self.run, record, shape, strides), dim=2)
+        found = gather(blocks, seen_in(self.run, drawn.record, shape, strides), dim=2)
         blocks.leads_to(found, in_rows(blocks.shape))
         return Blocked(whole, blocks, found.view(batch, heads, windows, random * block, width))
 

@@ -6,7 +6,6 @@ into chunks of three halves. What is cut is a view that overlaps itself, so that
 """
 
 from collections.abc import Callable
-from math import prod
 from typing import ClassVar
 
 from memplan.classes.encoders.base import Encoded, Unpadding
@@ -43,7 +42,7 @@ from memplan.graph.modules.functional import (
     strided,
     write,
 )
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import written_mask
 from memplan.graph.modules.module import Module
@@ -271,7 +270,7 @@ class LongformerModel(RobertaModel):
             token_type_ids = token_type_ids.apart(kinds.PAD, shape=whole)
         embedding_output = self.embeddings(*whole, token_type_ids, input_ids)
         pairs = written_mask(attention_mask, embedding_output, is_asked=False)
-        extended_attention_mask = Handle(run, run.view(pairs.record, prod(whole)), whole)
+        extended_attention_mask = seen_in(run, pairs.record, whole)
         del pairs
         made: Handle = self.encoder(embedding_output, extended_attention_mask)
         return made

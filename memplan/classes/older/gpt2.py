@@ -20,7 +20,7 @@ from memplan.graph.modules.basic import (
     dropout,
 )
 from memplan.graph.modules.functional import softmax, upcast_product
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.masks import counted_positions
 from memplan.graph.modules.module import Module
@@ -345,7 +345,7 @@ class OpenAIGPTAttention(GPT2Attention):
         """A corner of the buffer of ones and zeros."""
         run = self.run
         whole = run.buffer(self.n_positions**2, run.compute, before="attn")
-        return Handle(run, run.view(whole, shape[0] * shape[1]), (1, 1, *shape))
+        return seen_in(run, whole, (1, 1, *shape))
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:  # noqa: ARG002
         batch, length, width = x.shape

@@ -9,7 +9,6 @@ the block.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from math import prod
 
 from memplan.classes.llama import (
     DecoderLayer,
@@ -27,7 +26,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Linear, RMSNorm
 from memplan.graph.modules.contractions import matmul
 from memplan.graph.modules.functional import activated
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.rotary import Tables, concatenate
 from memplan.graph.modules.unread import UnreadGraph
 from memplan.model.config import ConfigReader
@@ -119,7 +118,7 @@ def zeros(like: Handle, shape: tuple[int, ...]) -> Handle:
 def shown(buffer: Handle, size: int, dim: int) -> Handle:
     """The first places of a dimension of what has no gradient."""
     shape = *buffer.shape[:dim], size, *buffer.shape[dim + 1 :]
-    return Handle(buffer.run, buffer.run.view(buffer.record, prod(shape)), shape, buffer.strides)
+    return seen_in(buffer.run, buffer.record, shape, buffer.strides)
 
 
 class MiniMaxDecoderLayer(HybridLayer):

@@ -28,7 +28,7 @@ from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import padded
 from memplan.graph.modules.grids import BatchNorm
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import concatenate
 from memplan.model.config import ConfigReader
@@ -372,8 +372,7 @@ class RelativePositions(Module):
         dtype, positions = hidden_states.dtype, self.kind.positions
         loaded, rows = (2 * each - 1 for each in (positions, max(positions, length)))
         table = run.buffer(rows * size, dtype, loaded=(loaded * size, run.options.weights))
-        shape = 1, 2 * length - 1, size
-        return (Handle(run, run.view(table, shape[1] * size), shape),)
+        return (seen_in(run, table, (1, 2 * length - 1, size)),)
 
 
 class RotaryPositions(Module):
@@ -387,8 +386,7 @@ class RotaryPositions(Module):
         dtype, width = hidden_states.dtype, self.kind.size // self.kind.heads
         run.hold_buffer(width // 2, run.options.weights)
         both = run.buffer(2 * length * width, dtype, loaded=(0, dtype))
-        shape = length, 1, 1, width
-        return tuple(Handle(run, run.view(both, length * width), shape) for _ in range(2))
+        return tuple(seen_in(run, both, (length, 1, 1, width)) for _ in range(2))
 
 
 _POSITIONS: dict[str, Callable[[Conformer], Module]] = {

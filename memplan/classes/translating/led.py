@@ -30,7 +30,7 @@ from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.functional import batched_product, softmax
-from memplan.graph.modules.handles import Handle, made_by
+from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.masks import causal_mask
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import concatenate
@@ -189,8 +189,7 @@ def inverted(mask: Handle, dtype: DType) -> Handle:
         OperationKind.MASKED_FILL, inverted_mask.apart(OperationKind.TO, dtype=DType.BOOL)
     )
     expanded_attention_mask = expanded_attention_mask.apart(OperationKind.MUL, inverted_mask)
-    record = run.view(expanded_attention_mask.record, batch * length)
-    return Handle(run, record, (batch, length))
+    return seen_in(run, expanded_attention_mask.record, (batch, length))
 
 
 class LEDDecoder(BartDecoder):

@@ -10,7 +10,7 @@ from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Parameter, Tensor, allocated_bytes
 from memplan.graph.experts.in_turn import add_rows as rows_added
 from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take, top_k
-from memplan.graph.modules.handles import Handle, empty, made_by
+from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
@@ -431,7 +431,7 @@ def spread(x: Handle, shape: Shape) -> Handle:
         0 if size == 1 < wanted else stride
         for size, wanted, stride in zip(x.shape, shape, x.strides, strict=True)
     )
-    return Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
+    return seen_in(x.run, x.record, shape, strides)
 
 
 def not_below(x: Handle) -> Handle:

@@ -432,6 +432,11 @@ def empty(run: Run, shape: Shape, dtype: DType) -> Handle:
     return Handle(run, run.tensor(prod(shape), dtype), shape)
 
 
+def seen_in(run: Run, x: Tensor, shape: Shape, strides: Shape | None = None) -> Handle:
+    """A view of what has no gradient, or of its beginning."""
+    return Handle(run, run.view(x, prod(shape)), shape, strides)
+
+
 def made_by(run: Run, kind: OperationKind, shape: Shape, dtype: DType) -> Handle:
     """What an operation gives that reads nothing of the model's."""
     made = empty(run, shape, dtype)

@@ -17,7 +17,7 @@ LASTING = -2
 """Stands for the name of a block that is in use from before the step that recurs."""
 STRETCHES = 8
 """Of a run before its step recurs, as near as steps allow."""
-MOST_BLOCKS = 400_000
+MOST_KEPT_BLOCKS = 400_000
 """In all places of one run together, before all are forgotten, which take some 100 bytes each."""
 
 
@@ -140,7 +140,7 @@ class PythonRun:
 
     def follow(self, capacity_bytes: int | None, *, max_cycles: int) -> Followed:
         """What the run comes to on such a card."""
-        if sum(each.num_blocks for each in self._places) > MOST_BLOCKS:
+        if sum(each.num_blocks for each in self._places) > MOST_KEPT_BLOCKS:
             beginning = self._places[0]
             beginning.ways.clear()
             self._places = [beginning]

@@ -238,7 +238,6 @@ class BackwardWalk(GradientFlow):
         self.events += again.events
         self.live += recomputed
         self.saved += recomputed
-        self._close(None, 0)
 
     def _begin_nested(self) -> None:
         """Run all of a checkpointed segment again; its output's gradient stays to the end."""

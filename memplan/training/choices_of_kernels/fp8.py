@@ -58,10 +58,13 @@ class Fp8Formats:
     only cards before compute capability 10 need the second one, which is a transpose."""
     high_precision_weight_gradient: bool = False
     """The product that makes the weight's gradient is left in 16 bits."""
-    converts_head: bool = False
-    """The output matrix is replaced as every other linear layer is."""
     least_capability: tuple[int, int] = (8, 9)
     """Compute capability of the first cards that multiply so."""
+
+    @property
+    def converts_head(self) -> bool:
+        """Whether the output matrix is replaced as every other linear layer is: torchao's recipes leave it as it is (torchtitan's ``filter_fqns``)."""
+        return self.package is Fp8Package.TRANSFORMER_ENGINE
 
 
 FP8_RECIPES: dict[Fp8Recipe, Fp8Formats] = {
@@ -71,24 +74,20 @@ FP8_RECIPES: dict[Fp8Recipe, Fp8Formats] = {
         package=Fp8Package.TORCHAO, high_precision_weight_gradient=True
     ),
     # accelerate 1.15 replaces every nn.Linear whose sizes are multiples of 16 (transformer_engine.py).
-    Fp8Recipe.DELAYED: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True),
-    Fp8Recipe.CURRENT: Fp8Formats(
-        package=Fp8Package.TRANSFORMER_ENGINE, converts_head=True, scales_first=True
-    ),
+    Fp8Recipe.DELAYED: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE),
+    Fp8Recipe.CURRENT: Fp8Formats(package=Fp8Package.TRANSFORMER_ENGINE, scales_first=True),
     # Rows of 128, of weights squares of 128 by 128, with fp32 scales (common/recipe/__init__.py, ``Float8BlockScaling``).
     Fp8Recipe.BLOCKWISE: Fp8Formats(
         package=Fp8Package.TRANSFORMER_ENGINE,
         block=128,
         scale_bytes=4,
         by_direction=True,
-        converts_head=True,
         least_capability=(9, 0),
     ),
     Fp8Recipe.MXFP8: Fp8Formats(
         package=Fp8Package.TRANSFORMER_ENGINE,
         block=32,
         by_direction=True,
-        converts_head=True,
         least_capability=(10, 0),
     ),
     Fp8Recipe.NVFP4: Fp8Formats(
@@ -96,11 +95,10 @@ FP8_RECIPES: dict[Fp8Recipe, Fp8Formats] = {
         code_bits=4,
         block=16,
         by_direction=True,
-        converts_head=True,
         least_capability=(10, 0),
     ),
 }
-"""Every recipe but none. torchao leaves the output matrix as it is (torchtitan's ``filter_fqns``)."""
+"""Every recipe but none."""
 
 SIZE_MULTIPLE = 16
 """Both sizes of a matrix have to be multiples of it to be replaced (``module_filter_fn`` of torchtitan,

@@ -2,11 +2,13 @@
 
 import random
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from memplan.memory.deepspeed.partition import FlatBuffer
-from memplan.memory.deepspeed.ranks import _ranks_of
+from memplan.memory.deepspeed.ranks import _buckets, _ranks_of
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,15 @@ def test_every_element_has_one_rank(dealt: bool) -> None:
         for index in trained:
             assert sum(found.cuts(index)) == numels[index]
             assert sum(numel for numel, _ in found.sums(index, 16)) == numels[index]
+
+
+def test_a_bucket_that_is_full_to_the_last_element_is_summed_at_once() -> None:
+    """Only what is larger than a bucket goes piece by piece (``reduce_independent_p_g_buckets_and_remove_grads`` of stage_1_and_2.py)."""
+    options = SimpleNamespace(reduce_bucket_size=1024, reduce_scatter=True)
+    job: Any = SimpleNamespace(weight_bytes=2, options=options)
+    found = _buckets(job, buffer(512, 512, 1024, 1025, num_ranks=8), {3: 1, 2: 2, 1: 3, 0: 4})
+    told = [
+        (found[each].number, found[each].is_large, found[each].copied_bytes) for each in range(4)
+    ]
+    # Its parts on three ranks are more than the limit with the last of them, and make 2050 bytes, in whole blocks.
+    assert told == [(2, False, 2048), (2, False, 2048), (1, False, 2048), (0, True, 2560)]

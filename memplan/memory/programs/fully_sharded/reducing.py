@@ -74,7 +74,7 @@ class ReducingGradients(HoldingShards):
         if self.given.setup.kernel_scratch and unit.reduce_table_bytes:
             name = "where gradients lie that are copied together"
             ledger.use(unit.reduce_table_bytes, kind=ComponentKind.KERNEL_SCRATCH, name=name)
-        for block in reversed(blocks):
+        for block in blocks:
             ledger.free(block)
         self._keep_shards(use)
         if last is not None:
