@@ -35,6 +35,7 @@ from memplan.training.splitting.exchange import ExchangeKind
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
+_READ = Act.READ
 _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
@@ -95,14 +96,19 @@ class ShardedParametersProgram(HoldingShards):
                     self._take(index, self.delayed.pop(index))
             elif not gathers:
                 continue
+            elif act is _READ:
+                first, stride = self.found[segment.index].reads[number]
+                self.coordinator.read(first + stride * repetition)
             elif act is _DETACH:
+                self.coordinator.returned(modules[number])
                 self.coordinator.detach(modules[number])
             elif modules[number]:
                 module = self.found[segment.index].modules[number]
                 self._release(module, modules[number])
 
-    def _release(self, module: Module, members: list[int]) -> None:
+    def _release(self, module: Module, members: Visited) -> None:
         """A module has run."""
+        self.coordinator.returned(members)
         if not self.in_backward:
             self.coordinator.detach([each for each in members if each in self.viewed])
             self.coordinator.leave([each for each in members if each not in self.viewed])
@@ -122,12 +128,17 @@ class ShardedParametersProgram(HoldingShards):
         found = self.members.get(key)
         if found is None:
             modules = self.found[segment.index].modules
-            found = [
-                Visited(module_numbers(each.weights, repetition), self._inside(each, repetition))
-                for each in modules
-            ]
+            found = [self._visited(each, repetition) for each in modules]
             self.members[key] = found
         return found
+
+    def _visited(self, module: Module, repetition: int) -> Visited:
+        own = module_numbers(module.weights, repetition)
+        inside = self._inside(module, repetition)
+        if not module.external:
+            return Visited(own, inside)
+        external = module_numbers(module.external, repetition)
+        return Visited(sorted({*own, *external}), inside, external)
 
     def _inside(self, module: Module, repetition: int) -> Collection[int]:
         """What is asked of modules where some are sealed."""
@@ -351,7 +362,7 @@ class ShardedParametersProgram(HoldingShards):
         """A first micro-batch records in which order modules run, and lets go of each at once: where
         modules run again their graph holds what is then gathered once more, and it is played out; so it is
         where other passes than its own may be what is recorded."""
-        holds = bool(self.viewed) or any(each.stops.again for each in self.found)
+        holds = bool(self.viewed) or any(each.stops.again or each.reads for each in self.found)
         if self.gathers and (self.company or holds):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
