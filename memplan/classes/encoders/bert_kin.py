@@ -82,6 +82,8 @@ class RoCBertEmbeddings(TableParts):
         )
         self.pronunciation_embed = Embedding(*sound)
         self.shape_embed = Embedding(*shape)
+        # Each is given a few columns of the joined rows' gradient.
+        self.pronunciation_embed.turned = self.shape_embed.turned = True
         super().add_tables(config, width)
         self.map_inputs_layer = Linear(width + sound[1] + shape[1], width, bias=True)
 

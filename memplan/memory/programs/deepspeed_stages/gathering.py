@@ -54,10 +54,10 @@ class PlayedCoordinator(Coordinator):
         """Those that there are."""
         self.second_ranks = self.ranks
         """Who have the second set among them."""
-        self.registered: set[int] = set()
+        self.registered: dict[int, None] = {}
         """Parameters that modules are known to read of others."""
-        self.begun_at: dict[int, tuple[int, int]] = {}
-        """With which step each layer of the present pass began, and how many had been recorded."""
+        self.begun_at: dict[int, tuple[int, int, int]] = {}
+        """With which step each layer of the present pass began, and how many had been recorded and registered."""
 
     def standing(self) -> object:
         """What is gathered and on its way, to be compared."""
@@ -81,7 +81,7 @@ class PlayedCoordinator(Coordinator):
     def visit(self, needed: Visited) -> None:
         """A module is about to run."""
         if needed.external:
-            self.active |= self.registered.intersection(needed.external)
+            self.active |= self.registered.keys() & needed.external
         if self.has_trace and self.step == len(self.trace):
             self._forget_trace()
         if self.has_trace:
@@ -89,14 +89,14 @@ class PlayedCoordinator(Coordinator):
             return
         if self.is_recording:
             self.recorded.append(needed)
-        others = set(needed.external) - self.registered
+        others = set(needed.external) - self.registered.keys()
         self._bring_own([each for each in needed if each not in others] if others else needed)
 
     def read(self, weight: int) -> None:
         """A module reads a weight of another by itself: it comes on the main stream, and is fetched with it from now on
         (``ZeROOrderedDict.__getitem__``, runtime/zero/parameter_offload.py)."""
         if weight not in self.sizes:
-            self.registered.add(weight)
+            self.registered[weight] = None
             self._keep(weight, "parameters gathered where another module reads them")
 
     def _forget_trace(self) -> None:
@@ -236,9 +236,7 @@ class PlayedCoordinator(Coordinator):
     def standing_at(self, layers: Layers) -> Hashable:
         """All that later decisions depend on, seen from a layer; None where some of what stays is yet to come,
         or where it is too much."""
-        self.begun_at[layers.copy] = self.step, len(self.recorded)
-        if self.registered and not self.has_trace:
-            return None
+        self.begun_at[layers.copy] = self.step, len(self.recorded), len(self.registered)
         if max(len(self.sizes), self.head - self.starts[self.step]) > MOST_COMPARED:
             return None
         place, stays = layers.place, self._staying
@@ -262,13 +260,15 @@ class PlayedCoordinator(Coordinator):
 
     def skip_turns(self, layers: Layers, turn: int, times: int) -> int:
         """Stand as after so many more turns of layers, or as many of them as are alike."""
-        step, num_recorded = self.begun_at[layers.copy - turn]
+        step, num_recorded, num_registered = self.begun_at[layers.copy - turn]
         steps = self.step - step
         if steps:
             # One more is left to be looked at.
             times = max(0, self._num_alike(layers, turn, steps, times + 1) - 1)
         told = self.recorded[num_recorded:] if self.is_recording else ()
+        read = list(self.registered)[num_registered:]
         for count in range(1, times + 1):
+            self.registered.update(dict.fromkeys(layers.all_moved(read, turn * count)))
             self.recorded += [_moved(needed, layers, turn * count) for needed in told]
         self._move(layers, turn * times, steps * times)
         return times
