@@ -20,6 +20,7 @@ from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
     NORM_CHUNK,
     module_numbers,
+    paddings,
     scatter_settings,
 )
 from memplan.memory.engine_options import looks_for_overflow
@@ -310,8 +311,7 @@ class ShardedParametersProgram(HoldingShards):
                     for numel in outside
                 ]
             if len(numels) > 1 or numels[0] % ranks:
-                size = width * sum(reduced) * ranks
-                flat = self.allocate(size, _BUFFERS, flat_name, stream=stream)
+                flat = self._joined(numels, sum(reduced), flat_name)
         if width == settings.accumulated_bytes:
             return [*([] if flat is None else [flat]), *casts]
         recast = [
@@ -323,6 +323,19 @@ class ShardedParametersProgram(HoldingShards):
         for block in ([] if flat is None else [flat]) + casts:
             ledger.free(block)
         return recast
+
+    def _joined(self, numels: Sequence[int], shard: int, name: str) -> Block:
+        """All ranks' parts in one tensor, filled up where they are uneven."""
+        width, stream = self.settings.communication_bytes, self.reduce_stream
+        filling = "what fills up gradients that ranks share unevenly"
+        made = [
+            self.allocate(width * each, _BUFFERS, filling, stream=stream)
+            for each in paddings(numels, self.settings.num_ranks)
+        ]
+        flat = self.allocate(width * shard * self.settings.num_ranks, _BUFFERS, name, stream=stream)
+        for block in made:
+            self.ledger.free(block)
+        return flat
 
     def _take_shard(self, number: int) -> None:
         """Into its place; with offload it comes back from the CPU to be added to and measured, and the last one goes there
