@@ -92,6 +92,7 @@ def _record_tile(t: Tape, x: Tensor, numel: int, write: Callable[[Tensor], Tenso
     tile = Segment(around.name, around.index, repeat=1, checkpointed=False, part=around.part)
     tile.layer, tile.parameters = around.layer, around.parameters
     tile.sealed, tile.unmade, tile.tied = around.sealed, around.unmade, around.tied
+    tile.unhooked = around.unhooked
     storage = Storage(allocated_bytes(numel, x.dtype), around.index - 1, 0)
     given = Tensor(numel, x.dtype, storage, requires_grad=x.requires_grad)
     given.is_flat = True
@@ -103,6 +104,7 @@ def _record_tile(t: Tape, x: Tensor, numel: int, write: Callable[[Tensor], Tenso
     at = len(around.operations)
     around.entered += [(at, name) for _, name in tile.entered]
     around.left += [(at + 1, name) for _, name in tile.left]
+    around.reads += [(at, *names) for _, *names in tile.reads]
     fresh = [each for each in tile.external_reads if each not in around.external_reads]
     around.external_reads += fresh
     return tile

@@ -83,6 +83,8 @@ class RoCBertEmbeddings(TableParts):
         self.pronunciation_embed = Embedding(*sound)
         self.shape_embed = Embedding(*shape)
         super().add_tables(config, width)
+        for each in (self.word_embeddings, self.shape_embed, self.pronunciation_embed):
+            each.turned = True  # it is given a few columns of the joined rows' gradient
         self.map_inputs_layer = Linear(width + sound[1] + shape[1], width, bias=True)
 
     def forward(self, batch: int, length: int, token_type_ids: Handle | None) -> Handle:

@@ -87,6 +87,7 @@ class SelfAttention(Heads):
     """BERT's."""
 
     def forward(self, x: Handle, mask: Handle | None) -> Attended:
+        x = self.behind_hook(x)
         query_layer, key_layer, value_layer = self.heads(x)
         out, weights = self.attend(query_layer, key_layer, value_layer, mask)
         out = out.reshape(*x.shape[:2], -1)

@@ -36,6 +36,7 @@ class CausalConv1d(Conv1d):
         """
         run = x.run
         weight = self.parameter(self.weight)
+        weight.viewed = True  # squeezed, and made whole again
         given = x = x.to(weight.dtype)
         inputs: list[Tensor] = [run.cast_weight(weight)]
         if "bias" in self.weights:

@@ -239,6 +239,7 @@ class Qwen3NextRMSNormGated(Module):
 
 
 class GatedDeltaNet(Mixer):
+    is_given_names = True
     block = LayerBlock.ATTENTION
 
     def __init__(self, config: ConfigReader) -> None:
@@ -305,6 +306,7 @@ class Qwen3NextGatedDeltaNet(GatedDeltaNet):
         query, key, value = (each.reshape(batch, length, -1) for each in (query, key, value))
         mixed_qkv = concatenate(query, key, value)
         mixed_qkv = mixed_qkv.transpose(1, 2)
+        self.read_apart(self.conv1d, called=False)
         mixed_qkv = self.conv1d(mixed_qkv, self.activation)
         mixed_qkv = mixed_qkv.transpose(1, 2)
         query, key, value = self.in_heads(mixed_qkv)
@@ -336,6 +338,7 @@ class Qwen35GatedDeltaNet(GatedDeltaNet):
         z = z.reshape(batch, length, -1, self.width)
         b = self.in_proj_b(x)
         a = self.in_proj_a(x)
+        self.read_apart(self.conv1d, called=False)
         mixed_qkv = self.conv1d(mixed_qkv, self.activation)
         mixed_qkv = mixed_qkv.transpose(1, 2)
         query, key, value = self.in_heads(mixed_qkv)

@@ -97,6 +97,7 @@ class UnturnedModel(MixtureModel):
 
 
 class JambaMixer(MambaMixer):
+    is_given_names = True
     names = "mamba_proj_bias", "mamba_conv_bias", "mamba_d_state", "mamba_d_conv", "mamba_dt_rank"
     is_one_function = False
 
@@ -177,6 +178,8 @@ def layer_kinds(config: ConfigReader, *keys: str) -> list[str]:
 
 class BambaMixer(Mamba2Mixer):
     """Its head size may be derived."""
+
+    is_given_names = True
 
     def read_sizes(self, config: ConfigReader) -> Sizes:
         inner, heads = self.inner(config), config.integer("mamba_n_heads")

@@ -209,6 +209,7 @@ def next_state(k_i: Handle, g_i: Handle, v_new: Handle, state: Handle) -> Handle
 
 
 class KimiLinearDeltaAttention(Mixer):
+    is_given_names = True
     block = LayerBlock.ATTENTION
 
     def __init__(self, config: ConfigReader) -> None:
@@ -235,6 +236,7 @@ class KimiLinearDeltaAttention(Mixer):
     def forward(self, x: Handle) -> Handle:
         batch, length, _ = x.shape
         mixed_qkv = concatenate(self.q_proj(x), self.k_proj(x), self.v_proj(x)).transpose(1, 2)
+        self.read_apart(self.conv1d, called=False)
         mixed_qkv = self.conv1d(mixed_qkv, self.activation)
         query, key, value = mixed_qkv.transpose(1, 2).split(*(self.width,) * 3)
         query = query.view(batch, length, -1, self.head_dim)

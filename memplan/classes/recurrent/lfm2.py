@@ -87,6 +87,8 @@ class Lfm2Attention(LlamaAttention):
 
 
 class Lfm2ShortConv(Mixer):
+    is_given_names = True
+
     def __init__(self, config: ConfigReader) -> None:
         hidden, bias = config.integer("hidden_size"), config.flag("conv_bias")
         self.conv = CausalConv1d(hidden, config.integer("conv_L_cache"), bias=bias)
@@ -98,6 +100,7 @@ class Lfm2ShortConv(Mixer):
         projected = self.in_proj(x).transpose(-1, -2)
         before, after, x = projected.split(width, width, width, dim=-2)
         x = before * x
+        self.read_apart(self.conv, called=False)
         x = self.conv(x)
         y = after * x
         y = y.transpose(-1, -2).contiguous()

@@ -77,12 +77,19 @@ class MambaMixer(Mixer):
         dtype = x.dtype
         projected_states = self.in_proj(x).transpose(1, 2)
         rate = -self.operand(self.A_log).float().unary(OperationKind.EXP)
+        self.read_apart(self.conv1d, called=False)
+        if self.is_one_function:
+            self.read_apart(self.x_proj, called=True)
+            self.read_apart(self.dt_proj, called=False)
+            self.read_apart(self.out_proj, called=True)
         states, gate = projected_states.split(self.inner, self.inner, dim=1)
         states = self.conv1d(states, self.activation)
         states = states.transpose(1, 2)
         time_step, keys, queries = self.normed(
             *self.x_proj(states).split(self.rank, self.state, self.state)
         )
+        if not self.is_one_function:
+            self.read_apart(self.dt_proj, called=False)
         time_step = self.time_steps(time_step)
         time_proj_bias = self.dt_proj.operand(self.dt_proj.bias).float()
         scan_output = self.scan(

@@ -108,6 +108,9 @@ class Mamba2Mixer(Mixer):
         groups = sizes.groups * sizes.state
         projected_states = self.projected(x)
         rate = -self.operand(self.A_log).float().unary(OperationKind.EXP)
+        self.read_apart(self.conv1d, called=False)
+        # A package's function would be given these too.
+        self.read_apart(*() if self.norm is None else (self.norm,), self.out_proj, called=True)
         gate, states, time_step = projected_states.split(sizes.inner, sizes.channels, sizes.heads)
         states = states.transpose(1, 2)
         states = self.conv1d(states, sizes.activation)

@@ -72,6 +72,7 @@ def named_kinds(config: ConfigReader) -> list[str]:
 class ZambaMambaMixer(MambaMixer):
     """In heads: what they scan is projected and scanned for each head by itself."""
 
+    is_given_names = True
     is_one_function = False
 
     def __init__(self, config: ConfigReader) -> None:
@@ -105,6 +106,7 @@ class ZambaMambaMixer(MambaMixer):
         states, gate = projected_states.view(batch, -1, 2, length).split(1, 1, dim=2)
         states = states.view(batch, -1, length).contiguous()
         gate = gate.reshape(batch, heads, -1, length).transpose(0, 1)
+        self.read_apart(self.conv1d, called=False)
         states = self.conv1d(states, self.activation)
         states = states.reshape(batch, heads, -1, length).transpose(0, 1)
         ssm_parameters = self.by_heads(self.x_proj_weight, states).transpose(-1, -2)
@@ -415,6 +417,8 @@ class ZambaModel(UnturnedModel):
 
 
 class Zamba2MambaMixer(Mamba2Mixer):
+    is_given_names = True
+
     def read_sizes(self, config: ConfigReader) -> Sizes:
         hidden = config.integer("hidden_size")
         return Sizes(

@@ -8,9 +8,11 @@ ties whatever the file says, as T5's does. (transformers 5.23, models/longt5/mod
 from memplan.classes.translating.t5 import (
     BlockKind,
     BlockParts,
+    DenseActDense,
     RelativeBias,
     T5Attention,
     T5LayerCrossAttention,
+    T5LayerFF,
     T5LayerNorm,
     T5LayerSelfAttention,
     T5Model,
@@ -110,6 +112,11 @@ class LongT5LocalAttention(T5Attention):
             batch, ceil_div(length, self.block_len), self.num_heads, self.block_len,
             3 * self.block_len,
         )  # fmt: skip
+
+    def compute_bias(self, query_length: int, key_length: int) -> Handle:
+        """Where ``self.relative_attention_bias.weight.device`` says."""
+        self.read_apart(self.relative_attention_bias, called=True)
+        return super().compute_bias(query_length, key_length)
 
     def forward(
         self, x: Handle, mask: Handle, position_bias: Handle | None
@@ -260,10 +267,22 @@ class LongT5LayerLocalSelfAttention(Module):
         return x, attention_output[1], None
 
 
+class LongT5DenseActDense(DenseActDense):
+    reads_gated = False
+
+
+class LongT5LayerFF(T5LayerFF):
+    network_class = LongT5DenseActDense
+
+
 class LongT5Block(BlockParts):
     """Tuples of what its parts returned have names to its end."""
 
     hands_on = 2
+
+    def network(self, config: ConfigReader, kind: BlockKind) -> Module:
+        del kind
+        return LongT5LayerFF(config)
 
     def parts(self, config: ConfigReader, kind: BlockKind, *, decoder: bool) -> list[Module]:
         """Its modules."""

@@ -73,6 +73,9 @@ class T5LayerNorm(RMSNorm):
 class DenseActDense(Module):
     """``T5DenseActDense``, and ``T5DenseGatedActDense`` where the config asks for a gate."""
 
+    reads_gated = True
+    """With a gate too it asks for the last matrix' format before it calls that (``self.wo.weight.dtype``)."""
+
     def __init__(self, config: ConfigReader) -> None:
         spec = read_network(config)
         hidden, inner = config.integer("d_model"), spec.intermediate_size
@@ -91,6 +94,7 @@ class DenseActDense(Module):
         x = self.wi(x)
         x = self.act(x)
         x = self.dropout(x)
+        self.read_apart(self.wo, called=True)
         x = x.to(self.run.compute)
         x = self.wo(x)
         return x
@@ -100,6 +104,8 @@ class DenseActDense(Module):
         hidden_linear = self.wi_1(x)
         x = hidden_gelu * hidden_linear
         x = self.dropout(x)
+        if self.reads_gated:
+            self.read_apart(self.wo, called=True)
         x = x.to(self.run.compute)
         x = self.wo(x)
         return x
@@ -123,8 +129,10 @@ def read_network(config: ConfigReader) -> FeedForwardSpec:
 
 
 class T5LayerFF(Module):
+    network_class: type[DenseActDense] = DenseActDense
+
     def __init__(self, config: ConfigReader) -> None:
-        self.DenseReluDense = DenseActDense(config)
+        self.DenseReluDense = self.network_class(config)
         self.layer_norm = T5LayerNorm(config.integer("d_model"))
         self.dropout = Dropout(config.number("dropout_rate"))
 

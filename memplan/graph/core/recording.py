@@ -272,6 +272,10 @@ class Recording:
         """Note that it returns here, something that a gradient will reach."""
         self.segment.left.append((len(self.segment.operations), module))
 
+    def read(self, module: str, weight: str) -> None:
+        """Note that a module reads a weight of one inside it here by itself."""
+        self.segment.reads.append((len(self.segment.operations), module, weight))
+
     def sdpa_kernel(self, call: SdpaCall) -> ScoreKernel:
         """The kernel that the card takes for a call of ``scaled_dot_product_attention``."""
         kernel = choose_sdpa_kernel(call, self.options.sdpa)

@@ -314,8 +314,8 @@ class Segment:
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "logits", "name",
-        "nested", "operations", "output", "parameters", "part", "regions", "releases", "repeat", "sealed",
-        "spans", "tied", "unmade",
+        "nested", "operations", "output", "parameters", "part", "reads", "regions", "releases", "repeat", "sealed",
+        "spans", "tied", "unhooked", "unmade",
     )  # fmt: skip
 
     def __init__(
@@ -375,10 +375,15 @@ class Segment:
         those whose name is the beginning of a parameter's are known from that."""
         self.left: list[tuple[int, str]] = []
         """Such modules, and the operation before which each returns what a gradient will reach."""
+        self.reads: list[tuple[int, str, str]] = []
+        """Weights that a module reads of others inside it by itself, without calling these: the operation before
+        which it does, its name and the weight's."""
         self.spans: list[tuple[int, int, str]] = []
         """Modules with parameters of their own: their first operation, the one behind their last, and their name."""
         self.sealed: set[str] = set()
         """Modules on which DeepSpeed hangs its hooks as a whole: none on those inside."""
+        self.unhooked: set[str] = set()
+        """Modules all of whose arguments are given by name: no hook stands behind their backward pass."""
         self.unmade: set[str] = set()
         """Beginnings of parameters' names that no module bears: what they hold is the layer's."""
         self.regions: list[Region] = []

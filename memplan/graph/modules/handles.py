@@ -207,8 +207,8 @@ class Handle:
         return self if self.dtype is dtype else self.like(self.run.cast(self.record, dtype))
 
     def clone(self) -> "Handle":
-        """A copy."""
-        return self.like(self.run.scale(self.record, OperationKind.CLONE))
+        """A copy, whose gradient passes through."""
+        return self.like(self.run.contiguous(self.record))
 
     def float(self) -> "Handle":
         """A copy in fp32."""

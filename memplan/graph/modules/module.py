@@ -74,6 +74,8 @@ class Module:
     that it returns behind them: a prompt's."""
     split = Split.WHOLE
     """What a rank has of it."""
+    is_given_names = False
+    """Its caller names all arguments, where stage 3's hook behind backward passes looks at those without a name alone."""
     begins_names = False
     """Names in its segments begin inside it: it is the base model."""
     block: LayerBlock | None = None
@@ -173,10 +175,24 @@ class Module:
     def _between_hooks(self, *args: Any) -> Any:
         """Run ``forward``, and note from where to where."""
         segment, start = self.run.segment, len(self.run.segment.operations)
+        if self.is_given_names:
+            segment.unhooked.add(self.within)
         made = self.forward(*args)
         if self.run.segment is segment:
             segment.spans.append((start, len(segment.operations), self.within))
         return made
+
+    def read_apart(self, *inside: "Module", called: bool) -> None:
+        """It reads all weights of modules inside it by itself (``self.conv1d.weight``), which are also ``called`` later, or never.
+
+        Stage 3 gathers each then and there, and from then on whenever it is called itself (deepspeed 0.19.8,
+        runtime/zero/parameter_offload.py, ``ZeROOrderedDict.__getitem__``).
+        """
+        for each in inside:
+            for weight in each.weights.values():
+                self.run.read(self.within, f"{each.within}.{weight.name}")
+            if not called:
+                self.run.segment.unmade.add(each.within)
 
     def behind_hook(self, x: Handle) -> Handle:
         """An argument that it reads several times, or that others read too, where it is given by its place.

@@ -43,12 +43,16 @@ class FetchSettings:
 class Visited(list[int]):
     """The parameters that a module is fetched with."""
 
-    __slots__ = ("inside",)
+    __slots__ = ("external", "inside")
 
-    def __init__(self, own: Iterable[int], inside: Collection[int]) -> None:
+    def __init__(
+        self, own: Iterable[int], inside: Collection[int], external: Collection[int] = ()
+    ) -> None:
         super().__init__(own)
         self.inside = inside
         """Of it and the modules within it."""
+        self.external = external
+        """Those that are not its own: it reads them by itself."""
 
 
 class Handle:
@@ -86,6 +90,8 @@ class Coordinator:
         """For each step, the parameters of the module that runs, in order."""
         self.num_known = -1
         """How many steps of it have been looked at."""
+        self.active: set[int] = set()
+        """What a module that is running reads of others, which these do not let go of (``ds_active_sub_modules``)."""
         self.begin(trace)
 
     def begin(self, trace: Sequence[Sequence[int]]) -> None:
@@ -170,6 +176,7 @@ class Coordinator:
             if (
                 fetched_for[weight] < step
                 and weight in self.sizes
+                and weight not in self.active
                 and not self._is_used_soon(weight, step)
             ):
                 self.drop(weight)

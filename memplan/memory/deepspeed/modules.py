@@ -10,7 +10,7 @@ Some mixtures are one module to the engine (``Segment.sealed``): all of their pa
 together, and their gradients are reduced only when the last one is there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum, auto
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ class Act(IntEnum):
     """They are not needed any more."""
     HAND_OVER = auto()
     """A module that is taken as a whole hands all of its gradients over; the operand is it."""
+    READ = auto()
+    """A module reads a weight of one inside it by itself; the operand is the weight's place among those read so."""
     DETACH = auto()
     """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
     gathered stay until the backward pass has used them."""
@@ -52,6 +54,9 @@ class Module:
     to the next."""
     delayed: list[tuple[int, int]] = field(default_factory=list)
     """Parameters whose gradients wait until its whole backward pass is over."""
+    external: list[tuple[int, int]] = field(default_factory=list)
+    """Parameters of modules inside it that it reads by itself, and is fetched with once it has
+    (``register_external_parameter``)."""
     inside: list[tuple[int, int]] | None = None
     """All parameters in it and in the modules within it; None: the whole model's."""
     has_gradient: bool = False
@@ -64,11 +69,15 @@ class SegmentStops:
 
     stops: Stops
     modules: list[Module]
+    reads: list[tuple[int, int]]
+    """What modules read of others by themselves, in turn."""
 
     @property
     def members(self) -> tuple[object, ...]:
         """What its modules are, to be compared."""
-        return tuple((tuple(each.weights), tuple(each.delayed)) for each in self.modules)
+        modules = self.modules
+        own = tuple((*each.weights, *each.delayed, *each.external) for each in modules)
+        return own, tuple(self.reads)
 
 
 class FoundStops(list[SegmentStops]):
@@ -86,7 +95,7 @@ def find_stops(tape: Tape) -> FoundStops:
     delayed: set[int] = set()
     for segment in tape.segments:
         writer = _Writer(segment, weights)
-        found.append(SegmentStops(writer.stops(), writer.modules))
+        found.append(SegmentStops(writer.stops(), writer.modules, writer.read))
         delayed |= {
             first + stride * copy
             for module in writer.modules
@@ -122,6 +131,10 @@ class _Writer:
         self.entered = self._noted(segment.entered)
         self.left = self._noted(segment.left)
         """Modules that only the tape's notes name, by the operation they are called before."""
+        self.read: list[tuple[int, int]] = []
+        self.reads: dict[int, list[tuple[int, int]]] = {}
+        """By the operation that it happens before, who reads and which of these."""
+        self._look_at_reads()
         self._look_inside()
 
     def _modules_of(self, operation: Operation) -> list[int]:
@@ -163,6 +176,23 @@ class _Writer:
                 module = self.modules[each]
                 module.has_gradient |= not made[each].issuperset(given)
                 made[each].update(operation.outputs)
+        for name in self.segment.unhooked & self.names.keys():
+            self.modules[self.names[name]].has_gradient = False
+
+    def _look_at_reads(self) -> None:
+        """What modules read of others by themselves; of one that is never called it is nobody's own."""
+        named = {each.name: each for each in self.owners}
+        for position, reader, weight in self.segment.reads:
+            if weight not in named or not self.segment.sealed.isdisjoint(with_parents(reader)):
+                continue
+            number, place = self._number(reader), self._place(named[weight])
+            module = self.modules[number]
+            if place in module.weights:
+                module.weights.remove(place)
+            if place not in module.external:
+                module.external.append(place)
+                self.reads.setdefault(position, []).append((number, len(self.read)))
+                self.read.append(place)
 
     def _look_inside(self) -> None:
         """What is in a module and in those within it; the layer's own name is empty."""
@@ -250,7 +280,7 @@ class _Writer:
         for position, modules in enumerate(self.modules_of[: stop + cut]):
             fetched = [*self.entered.get(position, ())]
             fetched += [module for module in modules if first[module] == position]
-            acts = [*released, *((Act.FETCH, module) for module in fetched)]
+            acts = [*released, *self._fetched(fetched, self.reads.get(position, ()))]
             acts += self._visits(position, back=False)
             if acts:
                 stops[position] = acts
@@ -262,9 +292,23 @@ class _Writer:
             stops[stop] = [*stops.get(stop, ()), *released]
         return stops
 
+    def _fetched(
+        self, modules: list[int], reads: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[Act, int]]:
+        """Modules that are called, and what one of them or of those around reads by itself before the others are."""
+        readers = {reader for reader, _ in reads}
+        first = max((at + 1 for at, each in enumerate(modules) if each in readers), default=0)
+        yield from ((Act.FETCH, module) for module in modules[:first])
+        yield from ((Act.READ, read) for _, read in reads)
+        yield from ((Act.FETCH, module) for module in modules[first:])
+
     def _released(self, modules: list[int]) -> list[tuple[Act, int]]:
         """Let go of what these modules gathered; empty ones gathered nothing."""
-        return [(Act.RELEASE, module) for module in modules if self.modules[module].weights]
+        return [
+            (Act.RELEASE, each)
+            for each in modules
+            if self.modules[each].weights or self.modules[each].external
+        ]
 
     def backward_stops(self) -> _BackwardStops:
         """What hooks do before and after each operation's backward pass."""

@@ -141,6 +141,24 @@ def scatter_settings(job: Job) -> ScatterSettings:
     )
 
 
+def paddings(numels: Sequence[int], ranks: int) -> list[int]:
+    """What fills up ranks' parts of gradients before they are scattered together, rank by rank
+    (runtime/comm/coalesced_collectives.py, ``reduce_scatter_coalesced``).
+
+    >>> paddings([2, 8, 7], 4)
+    [1, 1, 1]
+    """
+    found = []
+    for place, numel in enumerate(numels):
+        if numel % ranks:
+            part = -(-numel // ranks)
+            missing = (
+                (rank, part - max(numel - rank * part, 0)) for rank in range(numel // part, ranks)
+            )
+            found += [(rank, place, size) for rank, size in missing]
+    return [size for _, _, size in sorted(found)]
+
+
 def module_numbers(weights: Sequence[tuple[int, int]], copy: int) -> list[int]:
     """A module's parameters in one repetition, in the order of the model's."""
     return sorted([first + stride * copy for first, stride in weights])

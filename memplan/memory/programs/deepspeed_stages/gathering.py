@@ -54,8 +54,10 @@ class PlayedCoordinator(Coordinator):
         """Those that there are."""
         self.second_ranks = self.ranks
         """Who have the second set among them."""
-        self.begun_at: dict[int, tuple[int, int]] = {}
-        """With which step each layer of the present pass began, and how many had been recorded."""
+        self.registered: dict[int, None] = {}
+        """Parameters that modules are known to read of others."""
+        self.begun_at: dict[int, tuple[int, int, int]] = {}
+        """With which step each layer of the present pass began, and how many had been recorded and registered."""
 
     def standing(self) -> object:
         """What is gathered and on its way, to be compared."""
@@ -68,6 +70,7 @@ class PlayedCoordinator(Coordinator):
 
     def restart(self) -> None:
         """``reset_step``: a forward pass begins."""
+        self.active.clear()
         for weight in list(self.handles):
             self._wait(weight)
             self.drop(weight)
@@ -75,8 +78,10 @@ class PlayedCoordinator(Coordinator):
         self.is_recording = not self.has_trace
         self.begin(self.recorded)
 
-    def visit(self, needed: Sequence[int]) -> None:
+    def visit(self, needed: Visited) -> None:
         """A module is about to run."""
+        if needed.external:
+            self.active |= self.registered.keys() & needed.external
         if self.has_trace and self.step == len(self.trace):
             self._forget_trace()
         if self.has_trace:
@@ -84,7 +89,15 @@ class PlayedCoordinator(Coordinator):
             return
         if self.is_recording:
             self.recorded.append(needed)
-        self._bring_own(needed)
+        others = set(needed.external) - self.registered.keys()
+        self._bring_own([each for each in needed if each not in others] if others else needed)
+
+    def read(self, weight: int) -> None:
+        """A module reads a weight of another by itself: it comes on the main stream, and is fetched with it from now on
+        (``ZeROOrderedDict.__getitem__``, runtime/zero/parameter_offload.py)."""
+        if weight not in self.sizes:
+            self.registered[weight] = None
+            self._keep(weight, "parameters gathered where another module reads them")
 
     def _forget_trace(self) -> None:
         """``_invalidate_trace``: a backward pass, where a forward one alone was recorded.
@@ -97,6 +110,10 @@ class PlayedCoordinator(Coordinator):
         self.recorded = []
         self.has_trace = False
 
+    def returned(self, module: Visited) -> None:
+        """It holds nothing of others any more."""
+        self.active.difference_update(module.external)
+
     def leave(self, weights: Sequence[int]) -> None:
         """A module has run."""
         if not weights:
@@ -105,7 +122,7 @@ class PlayedCoordinator(Coordinator):
             self.release([weight for weight in weights if weight not in self.persistent])
             return
         for weight in weights:
-            if weight in self.sizes:
+            if weight in self.sizes and weight not in self.active:
                 self.drop(weight)
 
     def let_go(self, weights: Sequence[int]) -> None:
@@ -131,11 +148,14 @@ class PlayedCoordinator(Coordinator):
         """Gather what stays, one by one, on the main stream."""
         for weight in weights:
             if weight not in self.sizes:
-                size = self._padded_bytes(self.numels[weight])
-                super().hold(weight, size)
-                self._send(size, [weight])
                 name = "small parameters that stay gathered (stage3_param_persistence_threshold)"
-                self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
+                self._keep(weight, name)
+
+    def _keep(self, weight: int, name: str) -> None:
+        size = self._padded_bytes(self.numels[weight])
+        super().hold(weight, size)
+        self._send(size, [weight])
+        self.blocks[weight] = self.ledger.allocate(size, 0, _GATHERED, name)
 
     def hold(self, weight: int, num_bytes: int) -> None:
         """Made on the stream of the all-gathers."""
@@ -216,7 +236,7 @@ class PlayedCoordinator(Coordinator):
     def standing_at(self, layers: Layers) -> Hashable:
         """All that later decisions depend on, seen from a layer; None where some of what stays is yet to come,
         or where it is too much."""
-        self.begun_at[layers.copy] = self.step, len(self.recorded)
+        self.begun_at[layers.copy] = self.step, len(self.recorded), len(self.registered)
         if max(len(self.sizes), self.head - self.starts[self.step]) > MOST_COMPARED:
             return None
         place, stays = layers.place, self._staying
@@ -240,13 +260,15 @@ class PlayedCoordinator(Coordinator):
 
     def skip_turns(self, layers: Layers, turn: int, times: int) -> int:
         """Stand as after so many more turns of layers, or as many of them as are alike."""
-        step, num_recorded = self.begun_at[layers.copy - turn]
+        step, num_recorded, num_registered = self.begun_at[layers.copy - turn]
         steps = self.step - step
         if steps:
             # One more is left to be looked at.
             times = max(0, self._num_alike(layers, turn, steps, times + 1) - 1)
         told = self.recorded[num_recorded:] if self.is_recording else ()
+        read = list(self.registered)[num_registered:]
         for count in range(1, times + 1):
+            self.registered.update(dict.fromkeys(layers.all_moved(read, turn * count)))
             self.recorded += [_moved(needed, layers, turn * count) for needed in told]
         self._move(layers, turn * times, steps * times)
         return times
@@ -304,5 +326,6 @@ class PlayedCoordinator(Coordinator):
 def _moved(needed: Sequence[int], layers: Layers, copies: int) -> list[int]:
     found = layers.all_moved(needed, copies)
     if isinstance(needed, Visited):
-        return Visited(found, layers.all_moved(needed.inside, copies))
+        moved = layers.all_moved
+        return Visited(found, moved(needed.inside, copies), moved(needed.external, copies))
     return found

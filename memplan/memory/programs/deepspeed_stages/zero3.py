@@ -20,6 +20,7 @@ from memplan.memory.deepspeed.shards import (
     FLAG_BYTES,
     NORM_CHUNK,
     module_numbers,
+    paddings,
     scatter_settings,
 )
 from memplan.memory.engine_options import looks_for_overflow
@@ -35,6 +36,7 @@ from memplan.training.splitting.exchange import ExchangeKind
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
+_READ = Act.READ
 _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
@@ -95,14 +97,19 @@ class ShardedParametersProgram(HoldingShards):
                     self._take(index, self.delayed.pop(index))
             elif not gathers:
                 continue
+            elif act is _READ:
+                first, stride = self.found[segment.index].reads[number]
+                self.coordinator.read(first + stride * repetition)
             elif act is _DETACH:
+                self.coordinator.returned(modules[number])
                 self.coordinator.detach(modules[number])
             elif modules[number]:
                 module = self.found[segment.index].modules[number]
                 self._release(module, modules[number])
 
-    def _release(self, module: Module, members: list[int]) -> None:
+    def _release(self, module: Module, members: Visited) -> None:
         """A module has run."""
+        self.coordinator.returned(members)
         if not self.in_backward:
             self.coordinator.detach([each for each in members if each in self.viewed])
             self.coordinator.leave([each for each in members if each not in self.viewed])
@@ -122,12 +129,17 @@ class ShardedParametersProgram(HoldingShards):
         found = self.members.get(key)
         if found is None:
             modules = self.found[segment.index].modules
-            found = [
-                Visited(module_numbers(each.weights, repetition), self._inside(each, repetition))
-                for each in modules
-            ]
+            found = [self._visited(each, repetition) for each in modules]
             self.members[key] = found
         return found
+
+    def _visited(self, module: Module, repetition: int) -> Visited:
+        own = module_numbers(module.weights, repetition)
+        inside = self._inside(module, repetition)
+        if not module.external:
+            return Visited(own, inside)
+        external = module_numbers(module.external, repetition)
+        return Visited(sorted({*own, *external}), inside, external)
 
     def _inside(self, module: Module, repetition: int) -> Collection[int]:
         """What is asked of modules where some are sealed."""
@@ -299,8 +311,7 @@ class ShardedParametersProgram(HoldingShards):
                     for numel in outside
                 ]
             if len(numels) > 1 or numels[0] % ranks:
-                size = width * sum(reduced) * ranks
-                flat = self.allocate(size, _BUFFERS, flat_name, stream=stream)
+                flat = self._joined(numels, sum(reduced), flat_name)
         if width == settings.accumulated_bytes:
             return [*([] if flat is None else [flat]), *casts]
         recast = [
@@ -312,6 +323,19 @@ class ShardedParametersProgram(HoldingShards):
         for block in ([] if flat is None else [flat]) + casts:
             ledger.free(block)
         return recast
+
+    def _joined(self, numels: Sequence[int], shard: int, name: str) -> Block:
+        """All ranks' parts in one tensor, filled up where they are uneven."""
+        width, stream = self.settings.communication_bytes, self.reduce_stream
+        filling = "what fills up gradients that ranks share unevenly"
+        made = [
+            self.allocate(width * each, _BUFFERS, filling, stream=stream)
+            for each in paddings(numels, self.settings.num_ranks)
+        ]
+        flat = self.allocate(width * shard * self.settings.num_ranks, _BUFFERS, name, stream=stream)
+        for block in made:
+            self.ledger.free(block)
+        return flat
 
     def _take_shard(self, number: int) -> None:
         """Into its place; with offload it comes back from the CPU to be added to and measured, and the last one goes there
@@ -351,7 +375,7 @@ class ShardedParametersProgram(HoldingShards):
         """A first micro-batch records in which order modules run, and lets go of each at once: where
         modules run again their graph holds what is then gathered once more, and it is played out; so it is
         where other passes than its own may be what is recorded."""
-        holds = bool(self.viewed) or any(each.stops.again for each in self.found)
+        holds = bool(self.viewed) or any(each.stops.again or each.reads for each in self.found)
         if self.gathers and (self.company or holds):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
