@@ -104,7 +104,7 @@ def _record_tile(t: Tape, x: Tensor, numel: int, write: Callable[[Tensor], Tenso
     at = len(around.operations)
     around.entered += [(at, name) for _, name in tile.entered]
     around.left += [(at + 1, name) for _, name in tile.left]
-    around.reads += [(at, reader, weight) for _, reader, weight in tile.reads]
+    around.reads += [(at, who, what) for _, who, what in tile.reads]
     fresh = [each for each in tile.external_reads if each not in around.external_reads]
     around.external_reads += fresh
     return tile

@@ -90,7 +90,7 @@ class RoCBertEmbeddings(TableParts):
     def forward(self, batch: int, length: int, token_type_ids: Handle | None) -> Handle:
         token_type_ids = counted_ids(self, 1, length)
         inputs_embeds = token_rows(self.word_embeddings, batch, length)
-        embedding_in = inputs_embeds.clone()
+        embedding_in = inputs_embeds.like(self.run.contiguous(inputs_embeds.record))
         input_shape_ids = zero_ids(self, batch, length)
         embedding_shape = self.shape_embed((batch, length), input_shape_ids)
         embedding_in = concatenate(embedding_in, embedding_shape)

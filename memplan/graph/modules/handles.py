@@ -207,8 +207,8 @@ class Handle:
         return self if self.dtype is dtype else self.like(self.run.cast(self.record, dtype))
 
     def clone(self) -> "Handle":
-        """A copy, whose gradient passes through."""
-        return self.like(self.run.contiguous(self.record))
+        """A copy."""
+        return self.like(self.run.scale(self.record, OperationKind.CLONE))
 
     def float(self) -> "Handle":
         """A copy in fp32."""

@@ -162,9 +162,7 @@ def _move(
             each.last_read += size
     segment.entered = [(at + size * (at >= stop), name) for at, name in segment.entered]
     segment.left = [(at + size * (at >= stop), name) for at, name in segment.left]
-    segment.reads = [
-        (at + size * (at >= stop), reader, weight) for at, reader, weight in segment.reads
-    ]
+    segment.reads = [(at + size * (at >= stop), who, what) for at, who, what in segment.reads]
     segment.regions = [
         replace(
             each, start=each.start + size * (each.start >= stop),

@@ -253,7 +253,7 @@ def forget(
     segment.operations = kept
     segment.entered = [(before[position], name) for position, name in segment.entered]
     segment.left = [(before[position], name) for position, name in segment.left]
-    segment.reads = [(before[at], reader, weight) for at, reader, weight in segment.reads]
+    segment.reads = [(before[position], who, what) for position, who, what in segment.reads]
     segment.spans = [(before[start], before[stop], name) for start, stop, name in segment.spans]
     segment.regions = [_moved(each, before, sources) for each in segment.regions]
     if segment.input_let_go is not None:
