@@ -51,7 +51,7 @@ def unread_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
 
 
 def viewed_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
-    """Weights that stage 3 lets go of and the graph holds: ``grouped_mm`` saves a transposed view of its stack."""
+    """Weights that stage 3 lets go of and the graph holds: a view of them is saved, as ``grouped_mm`` does of its stack."""
     if setup.zero_stage is not ZeroStage.PARAMETERS or setup.num_gpus == 1:
         return
     held_bytes = sum(
@@ -62,7 +62,7 @@ def viewed_words(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     )
     if held_bytes:
         yield (
-            f"Experts' weights stay gathered from forward to backward ({format_gib(held_bytes)}): the graph keeps a view of "
+            f"Weights of {format_gib(held_bytes)} stay gathered from forward to backward: the graph keeps a view of "
             "each, checkpointing none"
         )
 

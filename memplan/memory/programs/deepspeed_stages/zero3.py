@@ -375,12 +375,14 @@ class ShardedParametersProgram(HoldingShards):
         """A first micro-batch records in which order modules run, and lets go of each at once: where
         modules run again their graph holds what is then gathered once more, and it is played out; so it is
         where other passes than its own may be what is recorded."""
-        holds = bool(self.viewed) or any(each.stops.again or each.reads for each in self.found)
+        holds = bool(self.viewed) or any(each.stops.again for each in self.found)
         if self.gathers and (self.company or holds):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
         if self.gathers and self.traces:
             self.coordinator.recorded = list(self._order_of_modules())
+            for needed in self.coordinator.recorded:
+                self.coordinator.registered.update(dict.fromkeys(needed.external))
         super().settle(num_micro_batches=num_micro_batches)
 
     def _order_of_modules(self) -> Iterator[Sequence[int]]:
