@@ -1,13 +1,12 @@
 """What classes of sound write out alike: convolutions of a signal, norms of their weights, what masks time."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memplan.classes.sounds.base import begin
 from memplan.dtypes import DType
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import at_least_one, each_stage
-from memplan.fast_dataclass import replace
+from memplan.fast_dataclass import dataclass, replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import allocated_bytes
