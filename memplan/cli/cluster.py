@@ -27,8 +27,12 @@ def dask_executor(address: str) -> "Iterator[Executor]":
     except ImportError:
         msg = '--dask: Dask is not installed: pip install "memplan[dask]"'
         raise UsageError(msg) from None
-    # It tells of every worker that goes, and of work that is handed on: the answer is the same.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # It tells of every worker that goes, and of work that is handed on: the answer is the same. Some of its loggers have a
+    # level of their own.
+    for name in [
+        each for each in logging.root.manager.loggerDict if each.startswith("distributed")
+    ]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = Client(address, timeout=PATIENCE_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:

@@ -197,7 +197,9 @@ class Replayer:
     def caution(self) -> "Caution":
         """With which its least capacity is looked for."""
         cycle = self._num_events - self._cycle.start if self._cycle is not None else 0
-        trials = TRIED_EVENTS // (self._num_events + cycle * 3 // 2)  # of which most die or settle soon
+        trials = TRIED_EVENTS // (
+            self._num_events + cycle * 3 // 2
+        )  # of which most die or settle soon
         if self._num_events >= MANY_EVENTS:
             return LITTLE_CAUTION
         parts = min(MOST_CAUTION.parts, max(LEAST_CAUTION, trials // 3))

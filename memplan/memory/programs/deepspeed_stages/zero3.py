@@ -380,12 +380,13 @@ class ShardedParametersProgram(HoldingShards):
             self.train(0, num_micro_batches=min(num_micro_batches, 2))
             return
         if self.gathers and self.traces:
-            self.coordinator.recorded = list(self._order_of_modules())
-            for needed in self.coordinator.recorded:
+            order = list(self._order_of_modules())
+            self.coordinator.recorded = [*order]
+            for needed in order:
                 self.coordinator.registered.update(dict.fromkeys(needed.external))
         super().settle(num_micro_batches=num_micro_batches)
 
-    def _order_of_modules(self) -> Iterator[Sequence[int]]:
+    def _order_of_modules(self) -> Iterator[Visited]:
         """What each module needs, as forward and backward pass run them."""
         passes = self.given.passes
         for forward in passes.forward:
