@@ -82,7 +82,7 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
 
     FLOPs of the forward pass are those that torch's ``FlopCounterMode`` counted, to a thousandth: it runs a
     pooled token's product, too, that no loss reaches. What its zeros decide (tokens of an expert, of a language) is not
-    compared.
+    compared; CTC losses were given their labels' lengths, without which they have no paths.
     """
     data = checkout / "tests" / "data"
     records = {

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from memplan.classes.sounds.parts import MaskedStretches
 from memplan.errors import ConfigError
 from memplan.families import read_model
 from memplan.graph.counts import count_parameters
@@ -143,3 +144,11 @@ def test_only_the_first_wavlm_layer_has_a_table_of_positions() -> None:
 def test_an_unknown_norm_is_refused() -> None:
     with pytest.raises(ConfigError, match="feat_extract_norm: 'batch' is not known"):
         counts("wavlm", "WavLMModel", {"feat_extract_norm": "batch"})
+
+
+def test_masked_stretches_are_rounded_up_and_find_room() -> None:
+    """7.495 stretches of ten frames are eight by chance; no fewer than two, and no more than a clip has room for."""
+    stretches = MaskedStretches(0.05, 10, 2, of_view=False)
+    assert stretches.in_all(3, 1499) == 3 * 8 * 10
+    assert stretches.in_all(1, 100) == 2 * 10
+    assert stretches.in_all(1, 19) == 10

@@ -1,6 +1,7 @@
 """What classes of sound write out alike: convolutions of a signal, norms of their weights, what masks time."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from memplan.classes.sounds.base import begin
 from memplan.dtypes import DType
@@ -8,7 +9,8 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.convolutions import Conv1d
 from memplan.graph.modules.functional import made_from, read_in_rows
@@ -22,7 +24,7 @@ from memplan.model.config import ConfigReader
 from memplan.model.networks import Activation
 from memplan.model.parameters import LayerBlock, ModelPart
 
-MASK_PROBABILITY = 0.05
+MASK_PROBABILITY, MASK_LENGTH, FEWEST_MASKS = 0.05, 10, 2
 """Of a stretch of time, in every class of the family; a model that masks owns a mask embedding."""
 
 
@@ -178,16 +180,48 @@ class WeightNormConv1d(Conv1d):
         return self.convolved(x, weight.record)
 
 
-def overwrite_masked(module: Module, vector: Weight, x: Handle) -> Handle:
-    """``x[mask] = vector``: keeps the mask."""
+@dataclass(frozen=True, slots=True)
+class MaskedStretches:
+    """How much of the time SpecAugment overwrites (``_compute_mask_indices``): stretches of one length, as many as their
+    share gives, rounded up or down by chance, and no fewer than asked for; two may lie over one another."""
+
+    share: float
+    length: int
+    fewest: int
+    of_view: bool
+    """No dropout copies what is overwritten, which are the rows of a product."""
+
+    def in_all(self, batch: int, frames: int) -> int:
+        """Frames that are overwritten at most."""
+        num = max(int(self.share * frames / self.length + 1), self.fewest)
+        return batch * min(num, frames // self.length) * self.length
+
+
+def overwrite_masked(
+    module: Module, vector: Weight, x: Handle, stretches: MaskedStretches
+) -> Handle:
+    """``x[mask] = vector``: keeps the mask.
+
+    Zeros are put over a copy of the gradient; the masked rows of it are taken out, and summed. Where ``x`` is a view,
+    its gradient and that view's are copied first (torch 2.13,
+    csrc/autograd/functions/tensor.cpp, ``CopySlices``).
+    """
     run, weight = x.run, module.parameter(vector)
     mask = made_by(run, OperationKind.MASK, x.shape[:2], DType.BOOL)
     made = run.view(x.record, x.numel)
+    size, width = x.record.storage.num_bytes, x.shape[-1]
+    rows = allocated_bytes(stretches.in_all(*x.shape[:2]) * width, x.dtype)
+    zeros = allocated_bytes(width, x.dtype)
+    own = (zeros, RESULT, ~0, rows, RESULT)
+    of_slice = (RESULT, size, zeros, size, ~2, rows, ~1, ~3, RESULT)
     run.record(
         OperationKind.MASKED_FILL_IN_PLACE, (x.record, weight), (made,), saves=(mask.record,),
-        gradients=(Gradient.FRESH, x.record.storage.num_bytes),
+        gradients=(Gradient.FRESH, Gradient.FRESH),
+        backward_scratch_bytes=() if run.decomposed else of_slice if stretches.of_view else own,
     )  # fmt: skip
-    return Handle(run, made, x.shape)
+    # What reads it then sees the product's rows anew (``as_strided``).
+    seen = run.slice(made, made.numel) if stretches.of_view and not run.decomposed else made
+    return Handle(run, seen, x.shape)
 
 
 class OutsideCheckpoints(LayerList):
@@ -205,7 +239,12 @@ def masks(config: ConfigReader) -> bool:
     return in_time > 0 or config.number("mask_feature_prob") > 0
 
 
-def masks_time(config: ConfigReader) -> bool:
-    """Whether stretches of time are masked in training."""
-    probability = config.number("mask_time_prob", default=MASK_PROBABILITY)
-    return config.flag("apply_spec_augment", default=True) and probability > 0
+def masked_time(config: ConfigReader) -> MaskedStretches | None:
+    """The stretches of time that are masked in training."""
+    share = config.number("mask_time_prob", default=MASK_PROBABILITY)
+    if not config.flag("apply_spec_augment", default=True) or share <= 0:
+        return None
+    length = config.integer("mask_time_length", default=MASK_LENGTH)
+    fewest = config.integer("mask_time_min_masks", default=FEWEST_MASKS, minimum=0)
+    of_view = config.number("feat_proj_dropout", default=0.0) == 0
+    return MaskedStretches(share, length, fewest, of_view)

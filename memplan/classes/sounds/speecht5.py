@@ -14,8 +14,8 @@ from memplan.classes.sounds.parts import (
     FeatureEncoder,
     FeedForward,
     Sines,
+    masked_time,
     masks,
-    masks_time,
     overwrite_masked,
 )
 from memplan.classes.sounds.recognition import (
@@ -200,7 +200,7 @@ class SpeechEncoderPrenet(Module):
         self.feature_projection = SpeechT5FeatureProjection(config, self.feature_encoder.channels)
         if masks(config):
             self.masked_spec_embed = Weight(config.integer("hidden_size"))
-        self.masks_time = masks_time(config)
+        self.masked_time = masked_time(config)
         self.pos_conv_embed = PositionalConvEmbedding(config)
         self.pos_sinusoidal_embed = sines(config, "max_speech_positions")
 
@@ -209,8 +209,10 @@ class SpeechEncoderPrenet(Module):
         extract_features = read_in_rows(extract_features.transpose(1, 2))
         begin(self, "encoder.feature_projection", ModelPart.OTHER, extract_features)
         hidden_states, extract_features = self.feature_projection(extract_features)
-        if self.masks_time:
-            hidden_states = overwrite_masked(self, self.masked_spec_embed, hidden_states)
+        if self.masked_time is not None:
+            hidden_states = overwrite_masked(
+                self, self.masked_spec_embed, hidden_states, self.masked_time
+            )
         elif "masked_spec_embed" in self.weights:
             self.parameter(self.masked_spec_embed).unused = True
         begin(self, "encoder.prenet", ModelPart.EMBEDDING, hidden_states)

@@ -10,12 +10,13 @@ from memplan.classes.sounds.base import SoundModel, SoundTask
 from memplan.dtypes import DType
 from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
-from memplan.graph.core.tensors import Tensor
+from memplan.graph.core.segments import RESULT, Gradient
+from memplan.graph.core.tensors import Tensor, allocated_bytes
 from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.functional import mean_of_tokens, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.module import Weight
+from memplan.graph.modules.strides import Shape
 from memplan.graph.operations.losses import cross_entropy
 from memplan.graph.towers.state import from_batch
 from memplan.model.config import ConfigReader
@@ -68,13 +69,15 @@ class ForCTC(SpeechTask):
 
 
 def ctc_loss(logits: Handle, labels: int) -> Tensor:
-    """fp32 log-probabilities, and a table of paths over frames and labels, kept."""
+    """fp32 log-probabilities, and a table of paths over frames and labels, kept. Their gradient comes frame by frame,
+    and is copied where there are several samples."""
     run, (batch, length, _) = logits.run, logits.shape
     given = logits if logits.dtype is DType.FP16 else logits.float()
     log_probs = empty(run, logits.shape, DType.FP32)
     run.record(
         OperationKind.LOG_SOFTMAX, (given.record,), (log_probs.record,), saves=(log_probs.record,),
         gradients=(Gradient.FRESH,),
+        backward_scratch_bytes=() if batch == 1 else (RESULT, log_probs.record.storage.num_bytes),
     )  # fmt: skip
     del given
     paths = run.tensor(batch * length * (2 * labels + 1), DType.FP32)
@@ -82,9 +85,29 @@ def ctc_loss(logits: Handle, labels: int) -> Tensor:
     run.record(
         OperationKind.NLL_LOSS, (log_probs.record,), (loss, paths, each),
         saves=(log_probs.record, paths, each), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=paths.storage.num_bytes,
+        backward_scratch_bytes=paths_back(paths.storage.num_bytes, logits.shape, labels),
     )  # fmt: skip
     return loss
+
+
+MANY = 450
+"""From which size, as torch counts it, blanks are summed apart from what labels are left."""
+
+
+def paths_back(paths: int, shape: Shape, labels: int) -> tuple[int, ...]:
+    """What CTC's backward formula asks for beside its result: lengths, the paths from behind, and where they are many
+    those of both ways through blanks, of which a logarithm of sums is taken (torch 2.13,
+    aten/src/ATen/native/cuda/LossCTC.cu, ``ctc_loss_backward_gpu_template``; ReduceOps.cpp, ``logsumexp_out_impl``).
+    """
+    batch, length, vocabulary = shape
+    lengths = (allocated_bytes(batch, DType.INT64),) * 3
+    if 2 * length + 24 * batch // 10 + 2 * vocabulary // 10 <= MANY:
+        return (*lengths, paths, RESULT)
+    both = allocated_bytes(batch * length * (labels + 1), DType.FP32)
+    each, infinite = (allocated_bytes(batch * length, kind) for kind in (DType.FP32, DType.BOOL))
+    largest_of = (each, each, infinite, ~8, ~7)
+    sums_of = (both, each, ~11, ~6, ~12)
+    return (*lengths, paths, RESULT, both, *largest_of, *sums_of, ~5, ~3)
 
 
 class ClassifiedTask(SpeechTask):

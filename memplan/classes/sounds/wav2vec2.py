@@ -15,8 +15,8 @@ from memplan.classes.sounds.parts import (
     OutsideCheckpoints,
     WeightNormConv1d,
     gated_halves,
+    masked_time,
     masks,
-    masks_time,
     overwrite_masked,
 )
 from memplan.classes.sounds.tasks import BASIC_ENDINGS, ENDINGS, PRETRAINED
@@ -79,7 +79,8 @@ class PositionalConvEmbedding(Module):
 
     def forward(self, hidden_states: Handle) -> Handle:
         length = hidden_states.shape[1]
-        hidden_states = hidden_states.transpose(1, 2)
+        # Its gradient is added to the other one only behind the weight's norm.
+        hidden_states = hidden_states.turned(0, 2, 1)
         hidden_states = self.convolved(hidden_states)
         hidden_states = cut_to(hidden_states, length)
         hidden_states = self.activation(hidden_states)
@@ -312,7 +313,7 @@ class Wav2Vec2Model(SoundModel):
         self.add_signal(config)
         if self.always_masks or masks(config):
             self.masked_spec_embed = Weight(self.width)
-        self.masks_time = masks_time(config)
+        self.masked_time = masked_time(config)
         stable = config.flag("do_stable_layer_norm")
         self.encoder = self.stable_class(config) if stable else self.encoder_class(config)
         if self.adapts and config.flag("add_adapter"):
@@ -352,10 +353,10 @@ class Wav2Vec2Model(SoundModel):
         """With stretches of time overwritten."""
         if "masked_spec_embed" not in self.weights:
             return hidden_states
-        if not self.masks_time:
+        if self.masked_time is None:
             self.parameter(self.masked_spec_embed).unused = True
             return hidden_states
-        return overwrite_masked(self, self.masked_spec_embed, hidden_states)
+        return overwrite_masked(self, self.masked_spec_embed, hidden_states, self.masked_time)
 
     def forward(self, input_values: Handle) -> tuple[Handle, list[Handle], Handle]:
         extract_features = self.frames(input_values)
