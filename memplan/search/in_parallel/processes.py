@@ -6,6 +6,7 @@ the end of a pipe beside it, whose other end the first process alone holds, and 
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MAX_PROCESSES = 61
 """What Windows lets one process wait for."""
+PATIENCE_S = 1
+"""How long exit codes are waited for."""
 
 
 @contextmanager
@@ -58,9 +61,13 @@ def over_processes(answers: Callable[[Executor], Iterator[Any]], count: int) -> 
 
 
 def _how_it_ended(begun: Mapping[int, Any]) -> str:
-    """By the exit codes; the pool itself ends those that are left with ``SIGTERM``."""
-    for each in begun.values():
-        each.join(1)
+    """By the exit codes; the pool itself ends those that are left with ``SIGTERM``.
+
+    The pool's thread waits for them too, and who comes second is told of the code a moment later.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while any(each.exitcode is None for each in begun.values()) and time.monotonic() < end:
+        time.sleep(0.01)
     codes = {each.exitcode for each in begun.values()} - {0, None, -signal.SIGTERM}
     code = min(codes, default=0)
     if code < 0 and -code in set(signal.Signals):
