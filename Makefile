@@ -31,7 +31,7 @@ ENVIRONMENT =
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize schedulers pythons fuzz golden bench mutate bounds equal accuracy build clean
+.PHONY: help fix check lint format types layers readme docs pictures site test test-pure sanitize verify newest schedulers pythons fuzz golden bench mutate bounds equal accuracy build clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

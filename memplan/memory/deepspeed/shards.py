@@ -19,6 +19,7 @@ from memplan.memory.deepspeed.coordinator import FetchSettings
 from memplan.memory.deepspeed.job import Job, rounded
 from memplan.memory.deepspeed.partition import shard_numel, sub_groups
 from memplan.training.choices import Offload
+from memplan.units import ceil_div
 
 FLAG_BYTES = DType.BOOL.num_bytes
 """What says of one gradient whether it overflowed."""
@@ -151,7 +152,7 @@ def paddings(numels: Sequence[int], ranks: int) -> list[int]:
     found = []
     for place, numel in enumerate(numels):
         if numel % ranks:
-            part = -(-numel // ranks)
+            part = ceil_div(numel, ranks)
             missing = (
                 (rank, part - max(numel - rank * part, 0)) for rank in range(numel // part, ranks)
             )
