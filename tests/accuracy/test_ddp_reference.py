@@ -9,6 +9,8 @@ from tests.accuracy.comparison import Comparison, read_records, remember
 from tests.accuracy.sharding_records import predict_ddp
 
 FIGURES = ("before", "peak_forward", "peak_backward", "peak_step", "peak", "peak_ddp_init")
+BARS = {"peak_ddp_init": 1e-6, "before": 2.5e-5}
+"""Of figures that come nearer than the others, or not as near: no more than five times what is reached."""
 
 
 def compare(records: Path) -> Comparison:
@@ -32,7 +34,7 @@ def test_ddp(
         sys.stdout.write(f"\nddp.jsonl: {comparison.table()}\n")
     assert not comparison.refused
     for name in FIGURES:
-        assert comparison.worst(name)[0] <= 4e-5, comparison.worst(name)
+        assert comparison.worst(name)[0] <= BARS.get(name, 1.8e-5), comparison.worst(name)
     remember(
         "DDP",
         {name: comparison.row(name) for name in ("before", "peak")},
@@ -49,4 +51,4 @@ def test_fresh_cases(reference_dir: Path, capsys: pytest.CaptureFixture[str]) ->
         sys.stdout.write(f"\nddp_more.jsonl: {comparison.table()}\n")
     assert not comparison.refused
     for name in FIGURES:
-        assert comparison.worst(name)[0] <= 2.5e-6, comparison.worst(name)
+        assert comparison.worst(name)[0] <= 1e-6, comparison.worst(name)

@@ -29,7 +29,7 @@ RECORDS = [
     .splitlines()
 ]
 STEPS = 4
-REQUESTED, RESERVED = 0.0002, 0.0011
+REQUESTED, RESERVED = 0.00015, 0.0011
 """What is asked for is within the first share of the record, what is reserved and the least capacity within
 the second, but where ``KNOWN`` says otherwise."""
 KNOWN: dict[str, tuple[float, float, str]] = {

@@ -11,8 +11,8 @@ from tests.accuracy.comparison import Comparison, read_records, remember
 from tests.accuracy.lora_records import predict_lora, predict_lora_cuda
 
 FAKE_FIGURES = ("peak_forward", "peak_backward", "peak_step", "peak")
-WORST = {"peak_step": 6e-6, "peak_forward": 0.00013}
-"""Of figures that come nearer than the others: no more than five times what is reached."""
+WORST = {"peak_step": 6e-6}
+"""Of figures that do not come as near as the others: no more than five times what is reached."""
 NUMBERS = json.loads((Path(__file__).parents[1] / "data" / "lora.json").read_text())
 
 
@@ -40,7 +40,7 @@ def test_fake_tensors(
     assert apart.num_records == 1
     assert found.worst("bytes_before")[0] <= 6e-6
     for name in FAKE_FIGURES:
-        assert found.worst(name)[0] <= WORST.get(name, 0.00015), found.worst(name)
+        assert found.worst(name)[0] <= WORST.get(name, 1e-6), found.worst(name)
     remember(
         "LoRA",
         {
@@ -65,8 +65,8 @@ def test_cuda_kernels(
         sys.stdout.write(f"\nlora_cuda.jsonl: {found.table()}\n")
     assert not found.refused
     assert found.worst("params")[0] == found.worst("trainable")[0] == 0
-    assert found.worst("requested_before")[0] <= 0.0005
-    assert found.worst("requested_peak")[0] <= 0.0001
+    assert found.worst("requested_before")[0] <= 0.0003
+    assert found.worst("requested_peak")[0] <= 0.00006
     # Of whole blocks, which a request may leave a part of unused.
     assert found.worst("peak_forward")[0] <= 0.01
     assert found.worst("peak_backward")[0] <= 0.01

@@ -21,7 +21,7 @@ from tests.accuracy.optimizer_records import played, setup_of, stepped_tensors
 
 RESERVED = "reserved_peak"
 BARS = {
-    "peak_forward": (3.5e-5, 3.3e-4),
+    "peak_forward": (1.5e-5, 3.3e-4),
     "bytes_before": (3.5e-5, 5e-4),
     "peak_backward": (1.4e-5, 3.8e-4),
     "peak_step": (1.9e-5, 5e-4),
