@@ -7,7 +7,7 @@ PYTHON ?= $(VENV)/bin/python
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
 MUTATE_FLAGS ?=
-BOUNDS_FLAGS ?= tests/accuracy tests/measured tests/memory
+BOUNDS_FLAGS ?= tests/accuracy tests/estimator tests/measured tests/memory
 EQUAL_FLAGS ?=
 
 # Where `make verify` has torch, and which: without a GPU its build for CPUs is enough.

@@ -18,7 +18,7 @@ def test_every_tensor_of_tokens_is_cut() -> None:
     shared = memplan.estimate("llama-3.1-8b", TrainingSetup(**SHARED))
     # Parameters stay sharded over all GPUs; hidden states, logits and their gradients are an eighth.
     parts = [each.phases["backward"].components["logits_and_loss"] for each in (alone, shared)]
-    assert parts[0] == pytest.approx(8 * parts[1], rel=1e-4)
+    assert parts[0] == pytest.approx(8 * parts[1])
     parts = [each.phases["backward"].components["parameters"] for each in (alone, shared)]
     assert parts[0] == parts[1]
     assert any("shared by 8 ranks" in text for text in shared.assumptions)

@@ -21,7 +21,7 @@ def test_what_each_rank_holds() -> None:
     spread = memplan.estimate("mixtral-8x7b", TrainingSetup(**one_each))
     assert spread.num_params == alone.num_params
     # An expert for each rank either way; but what is gathered is not.
-    assert spread.held_bytes == pytest.approx(alone.held_bytes, rel=1e-3)
+    assert spread.held_bytes == pytest.approx(alone.held_bytes)
     gathered = [
         each.phases["backward"].components["gathered_parameters"] for each in (alone, spread)
     ]
@@ -35,7 +35,7 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
     # Per row and layer: what is permuted, and four of the network's width, in 16 bits.
     rows = 2048 * 2
     expected = 32 * rows * 2 * (4096 + 4 * 14336)
-    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=1e-3)
+    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=1.7e-4)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_adapters_outside_of_experts_are_held_as_any_weight(degree: int) -> None
     trained = 32 * 16 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
     assert found.trainable_params == trained
     step = found.phases["step"].components
-    assert step["gradients"] == pytest.approx(trained * 2 / 8, rel=0.01)
+    assert step["gradients"] == pytest.approx(trained * 2 / 8)
     assert step["optimizer_states"] == pytest.approx(2 * trained * 2 / 8, rel=0.02)
-    assert step["parameters"] == pytest.approx((46_702_792_704 + trained) * 2 / 8, rel=1e-3)
+    assert step["parameters"] == pytest.approx((46_702_792_704 + trained) * 2 / 8)
 
 
 def test_names_of_experts_matrices_mean_modules_where_they_are_spread() -> None:

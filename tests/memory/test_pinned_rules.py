@@ -70,7 +70,7 @@ class TestLiger:
             config, gpu="h100", precision="bf16", kernels="liger", seq_len=2048,
             micro_batch_size=2, kernel_scratch=True,
         )  # fmt: skip
-        assert made.peak_bytes == pytest.approx(peak_bytes, rel=1e-4)
+        assert made.peak_bytes == pytest.approx(peak_bytes, rel=9e-6)
 
 
 class TestWholeRun:

@@ -190,7 +190,7 @@ class TestSurprises:
             held = states * (before.components.get("optimizer_states", 0) > 0)
             assert before.peak_bytes - after.peak_bytes == (0 if after.name == "step" else held)
         assert states > 0
-        assert leave.host.held_bytes - stay.host.held_bytes == pytest.approx(states, rel=0.02)
+        assert leave.host.held_bytes - stay.host.held_bytes == pytest.approx(states, rel=0.007)
 
     def test_fsdp2_on_one_gpu_copies_every_unit(self) -> None:
         made = account(engine="fsdp", num_gpus=1, seq_len=32, precision="bf16")

@@ -167,7 +167,7 @@ def test_a_full_gpu_flattens_on_the_cpu(account: Account) -> None:
 def test_frozen_parameters_have_no_states(account: Account, stage: int) -> None:
     trained = account(zero_stage=stage, num_gpus=2)
     frozen = account(zero_stage=stage, num_gpus=2, freeze="embeddings")
-    assert held(frozen, "parameters") == pytest.approx(held(trained, "parameters"), rel=1e-3)
+    assert held(frozen, "parameters") == pytest.approx(held(trained, "parameters"))
     assert held(frozen, "optimizer_states") < held(trained, "optimizer_states")
 
 
