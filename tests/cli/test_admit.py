@@ -115,7 +115,7 @@ def test_confidence_is_what_the_accuracy_page_counts() -> None:
 )
 def test_how_often_it_may_be_false(fits: int, false: int, most: float) -> None:
     """``scipy.stats.beta.ppf(0.95, false + 1, fits - false)``."""
-    assert Confidence(kind="", num_fits=fits, num_false=false).most == pytest.approx(most, abs=1e-4)
+    assert Confidence(kind="", num_fits=fits, num_false=false).most == pytest.approx(most, abs=3e-5)
 
 
 # -- the command -----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_two_models(run: Run) -> None:
     assert rows["answer", "label"]["second"] == "gpt2-medium"
     assert rows["answer", "cost"]["second"] > rows["answer", "cost"]["first"] > 0
     hours, cost = rows["answer", "gpu_hours"], rows["answer", "cost"]
-    assert cost["first"] == pytest.approx(2 * hours["first"], rel=0.05)
+    assert cost["first"] == pytest.approx(2 * hours["first"], rel=0.02)
 
 
 def test_two_files_and_two_presets(run: Run, tmp_path: Path) -> None:

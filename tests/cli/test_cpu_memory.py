@@ -162,6 +162,6 @@ def test_the_arithmetic_of_cpu_ram(setup: dict[str, Any]) -> None:
             int(ranks or 1) * float(size) * int(count.replace(",", ""))
             for ranks, size, count in terms
         )
-        assert added / 2**30 == pytest.approx(float(total.replace(",", "")), rel=0.01)
+        assert added / 2**30 == pytest.approx(float(total.replace(",", "")), rel=9e-4)
         totals.append(total)
     assert any(f" {total} GiB" in head for total in totals)

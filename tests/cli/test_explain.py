@@ -40,7 +40,7 @@ def test_it_fits_a_screen_and_adds_up(
     assert "parameters" in figures
     (needs,) = (line for line in lines if line.startswith(" needs "))
     together = float(needs.split(" = ")[1].split()[0].replace(",", ""))
-    assert sum(figures.values()) == pytest.approx(together, abs=0.1)
+    assert sum(figures.values()) == pytest.approx(together, abs=0.06)
     assert needs.split()[1] in lines[0]
     assert run(*job, "--full", "--format", "json").exit_code == 2  # which is for people
 

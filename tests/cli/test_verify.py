@@ -26,7 +26,7 @@ def test_rows(run: Any) -> None:
     done = run("verify", "--replay", str(SENT / "h100-phi-1-fp32.json"), "--format", "json")
     rows = json.loads(done.stdout)["rows"]
     backward = next(row for row in rows if (row["part"], row["what"]) == ("backward", "allocated"))
-    assert backward["predicted"] == pytest.approx(backward["measured"], rel=0.001)
+    assert backward["predicted"] == pytest.approx(backward["measured"], rel=2e-4)
     assert {row["what"] for row in rows} >= {"parameters", "reserved", "context", "needed"}
 
 

@@ -29,8 +29,8 @@ def of(name: str) -> Rates:
 )
 def test_products(gpu: str, bf16: float, fp32: float) -> None:
     found = of(gpu)
-    assert found.rate_of(DType.BF16) / 1e12 == pytest.approx(bf16, rel=0.01)
-    assert found.rate_of(DType.FP32) / 1e12 == pytest.approx(fp32, rel=0.01)
+    assert found.rate_of(DType.BF16) / 1e12 == pytest.approx(bf16)
+    assert found.rate_of(DType.FP32) / 1e12 == pytest.approx(fp32)
     assert found.rate_of(DType.INT64) == found.rate_of(DType.FP32)
 
 
@@ -42,7 +42,7 @@ def test_narrow_formats_and_those_that_a_card_lacks() -> None:
 
 
 def test_memory_and_caches() -> None:
-    assert of("h100").bytes_per_s == pytest.approx(0.9 * 3.35e12, rel=0.01)
+    assert of("h100").bytes_per_s == pytest.approx(0.9 * 3.35e12)
     assert rates_of(None).bytes_per_s == 0.9 * 2_039e9
     assert rates_of(None).rate_of(DType.BF16) == pytest.approx(0.7 * 312e12)
     assert rates_of(None).rate_of(DType.FP32) == pytest.approx(0.75 * 312e12 / 16)
@@ -62,9 +62,9 @@ def test_attention_by_architecture() -> None:
     assert 180 <= a100.attention[FLASH].backward / 1e12 <= 190
     assert h100.attention[FLASH].forward / 1e12 == pytest.approx(350, rel=0.02)
     assert h100.attention[FLASH].backward / 1e12 == pytest.approx(310, rel=0.02)
-    assert h100.attention[CUDNN].forward / 1e12 == pytest.approx(660, rel=0.02)
+    assert h100.attention[CUDNN].forward / 1e12 == pytest.approx(660, rel=0.01)
     assert h100.attention[EFFICIENT].half_head == 0.90
-    assert h100.third_flash.forward == pytest.approx(0.88 * 0.67 * 989.4e12, rel=0.01)
+    assert h100.third_flash.forward == pytest.approx(0.88 * 0.67 * 989.4e12, rel=0.002)
     assert b200.attention[FLASH].forward / h100.attention[FLASH].forward == pytest.approx(
         1, abs=0.1
     )

@@ -34,7 +34,7 @@ def test_an_evaluation_is_forward_passes_alone() -> None:
     )
     assert twice == 2 * once
     # Kernels' starts and the optimizer's share are no third of a step: 1.2 % here.
-    assert once == pytest.approx(step_s / 8 / 3, rel=0.029)
+    assert once == pytest.approx(step_s / 8 / 3, rel=0.03)
     again = estimate(gradient_accumulation_steps=8, checkpointing="full")
     assert evaluation_seconds(again, Evaluations(every_steps=1, examples=32), USUAL_SITE) == once
     short = estimate(evaluation={"batch_size": 8, "seq_len": 1024})

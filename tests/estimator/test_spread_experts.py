@@ -35,7 +35,7 @@ def test_tokens_beyond_an_even_share_cost_their_rows() -> None:
     # Per row and layer: what is permuted, and four of the network's width, in 16 bits.
     rows = 2048 * 2
     expected = 32 * rows * 2 * (4096 + 4 * 14336)
-    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=1.7e-4)
+    assert crowded.activations_bytes - even.activations_bytes == pytest.approx(expected, rel=2e-4)
 
 
 @pytest.mark.parametrize(

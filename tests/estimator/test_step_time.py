@@ -181,7 +181,7 @@ def test_nvme_is_slower_than_cpu_ram() -> None:
     )  # fmt: skip
     per_gpu = 32 * 8.03e9 / 8
     assert at_home < in_ram < on_nvme < weights
-    assert on_nvme - in_ram == pytest.approx(per_gpu / STORAGE_BYTES_PER_S, rel=8.2e-5)
+    assert on_nvme - in_ram == pytest.approx(per_gpu / STORAGE_BYTES_PER_S, rel=9e-5)
 
 
 def test_a_utilisation_above_one_is_explained() -> None:
@@ -211,7 +211,7 @@ def test_an_odd_number_of_tokens_costs_what_an_even_one_does() -> None:
     even, odd = (
         timed(engine="fsdp", seq_len=4096 + more, micro_batch_size=1).expected_s for more in (0, 1)
     )
-    assert odd == pytest.approx(even, rel=0.0014)
+    assert odd == pytest.approx(even, rel=0.002)
 
 
 def test_a_tower_attends_over_its_own_positions() -> None:

@@ -534,8 +534,8 @@ def test_training_step(
     )
     step = plain_step(StepWalk(tape).run())
     assert step.after_forward.total_bytes == pytest.approx(kept, rel=0.002)
-    assert step.forward_peak.total_bytes == pytest.approx(forward, rel=0.002)
-    assert step.backward_peak.total_bytes == pytest.approx(backward, rel=0.002)
+    assert step.forward_peak.total_bytes == pytest.approx(forward, rel=3e-4)
+    assert step.backward_peak.total_bytes == pytest.approx(backward, rel=4e-4)
 
 
 # The classifier reads what the projection returns: 256 weights a label would be 512 without it.

@@ -35,7 +35,7 @@ def test_peaks_are_those_of_torchao(run: dict[str, Any]) -> None:
         fp8=run["recipe"],
         compile=run["compile"],
     )
-    assert found.peak_bytes == pytest.approx(run["requested_bytes"], rel=1e-4)
+    assert found.peak_bytes == pytest.approx(run["requested_bytes"], rel=3e-5)
     # A run's own peaks hold whole blocks, of which the last may be larger than what was asked for.
     assert found.phases["forward"].peak_bytes == pytest.approx(run["forward_bytes"], rel=3e-3)
     assert found.phases["backward"].peak_bytes == pytest.approx(run["backward_bytes"], rel=3e-3)

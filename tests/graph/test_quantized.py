@@ -224,7 +224,7 @@ def test_engines_hold_codes(engine: dict[str, Any]) -> None:
         # Other parameters are small enough to persist on every rank.
         assert plain - packed > saved
     else:
-        assert plain - packed == pytest.approx(saved, rel=0.01)
+        assert plain - packed == pytest.approx(saved, rel=0.002)
 
 
 def test_what_peft_casts_an_engine_casts_back() -> None:

@@ -105,7 +105,7 @@ def test_it_is_a_phase_of_models_that_are_split_and_of_ppo(fields: dict[str, Any
         logits = [
             each.phases["evaluation"].components["logits_and_loss"] for each in (large, whole)
         ]
-        assert logits[0] * degree == pytest.approx(logits[1], rel=1.7e-4)
+        assert logits[0] * degree == pytest.approx(logits[1], rel=2e-4)
 
 
 PIPELINE: dict[str, int] = DATA["pipelines"]["sizes"]

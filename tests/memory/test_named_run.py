@@ -147,7 +147,7 @@ def test_blocks_are_named_after_what_made_them():
     weights = estimate(spec, TrainingSetup(precision="bf16")).num_params * 2
     assert sizes[ComponentKind.PARAMETERS] == pytest.approx(weights)
     assert sizes[ComponentKind.GRADIENTS] >= weights
-    assert sizes[ComponentKind.OPTIMIZER_STATES] == pytest.approx(2 * weights, rel=3.9e-4)
+    assert sizes[ComponentKind.OPTIMIZER_STATES] == pytest.approx(2 * weights, rel=4e-4)
 
 
 HANDING_ON: list[dict[str, Any]] = [

@@ -106,7 +106,7 @@ def test_chunks_come_to_take_seconds() -> None:
     size = 4
     for _ in range(20):
         size = next_size(size, Chunk(answers=b"", seconds=size * 0.01, count=size))
-    assert size * 0.01 == pytest.approx(CHUNK_S, rel=0.05)
+    assert size * 0.01 == pytest.approx(CHUNK_S)
     assert next_size(1, Chunk(answers=b"", seconds=60.0, count=1)) == 1
     assert next_size(MAX_CHUNK, Chunk(answers=b"", seconds=0.0, count=9)) == MAX_CHUNK
 

@@ -30,7 +30,7 @@ def test_experts_are_held_until_their_products_backward_pass() -> None:
     model, gpu = load_model(MINIMAX, "causal-lm"), load_gpu("a100-sxm4-80gb")
     phases = estimate(model, TrainingSetup(**SETUP), gpu, rank=0).phases
     for name, measured in REQUESTED.items():
-        assert phases[name].peak_bytes == pytest.approx(measured, rel=2.7e-6)
+        assert phases[name].peak_bytes == pytest.approx(measured, rel=3e-6)
 
 
 @pytest.mark.parametrize(("model_type", "is_whole"), [("qwen3_moe", True), ("qwen3_next", False)])

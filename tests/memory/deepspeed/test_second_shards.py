@@ -28,17 +28,17 @@ def estimated(**options: object) -> memplan.Estimate:
 
 def test_where_parameters_stay_gathered_only_loading_has_them() -> None:
     plain, second = estimated(), estimated(zero_hpz_partition_size=8)
-    assert second.peak_bytes == plain.peak_bytes == pytest.approx(1698729821, rel=2.1e-5)
+    assert second.peak_bytes == plain.peak_bytes == pytest.approx(1698729821, rel=3e-5)
     assert second.phases["load"].peak_bytes > plain.phases["load"].peak_bytes
 
 
 def test_where_they_are_let_go_each_has_a_shard_until_the_step() -> None:
     plain, second = estimated(**AT_ONCE), estimated(zero_hpz_partition_size=8, **AT_ONCE)
-    assert second.peak_bytes == pytest.approx(1501466461, rel=2.4e-5)
+    assert second.peak_bytes == pytest.approx(1501466461, rel=3e-5)
     assert second.held_bytes == plain.held_bytes, "they go with the step"
     more = second.phases["backward"].components["parameters"]
     more -= plain.phases["backward"].components["parameters"]
-    assert more == pytest.approx(2 * plain.num_params / 8, rel=2.1e-4)
+    assert more == pytest.approx(2 * plain.num_params / 8, rel=3e-4)
 
 
 def test_what_is_no_divisor_of_the_ranks_is_refused() -> None:
