@@ -771,6 +771,7 @@ static void clear(State *state) {
         memset(pool->filled, 0, sizeof(pool->filled));
         pool->first = pool->last = NULL;
     }
+    state->requested = state->allocated = state->reserved = 0;
     state->next = 0;
     state->spare = NULL;
     state->used_chunks = 0;

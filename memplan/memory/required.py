@@ -250,6 +250,10 @@ class Replays:
         """Capacities below the least one with which the run lives all the same, each range with its end [bytes]."""
         return self.source.played.islands()
 
+    def gaps(self) -> "list[tuple[int, int]]":
+        """Capacities above the least one with which the run dies all the same, each range with its end [bytes]."""
+        return self.source.played.gaps()
+
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""
         if self.peaks.reserved_bytes <= capacity_bytes:
@@ -306,6 +310,12 @@ class PlayedRun:
         from memplan.memory.replaying.replay import islands
 
         return islands(self.on_card, below_bytes=self.required_bytes)
+
+    def gaps(self) -> "list[tuple[int, int]]":
+        """Capacities above the least one with which the run dies all the same, each range with its end [bytes]."""
+        from memplan.memory.replaying.replay import gaps
+
+        return gaps(self.on_card, above_bytes=self.required_bytes)
 
     def is_enough(self, capacity_bytes: int) -> bool:
         """Whether so much room for segments is enough, and all that is more."""

@@ -15,6 +15,7 @@ from memplan.memory.replaying.replay import (
     AllocatorPeaks,
     Replayer,
     floor_bytes,
+    gaps,
     is_enough,
     islands,
     peaks_in_python,
@@ -117,6 +118,24 @@ def test_compiled_code_finds_what_python_does(*, expandable: bool) -> None:
     assert recurring > 20
     assert flushed > 50
     assert died > 50
+
+
+def test_what_a_card_reaches_is_the_same_whatever_others_were_asked_about_before() -> None:
+    """Of more cards than the states of their runs are kept for: compiled code forgets all of them at 4 MiB."""
+    chance, ledger, there = random.Random(29), Ledger(), list[int]()
+    for number in range(20_000):
+        if number > 6000 and number % 2:
+            ledger.free(there.pop(chance.randrange(len(there))))
+        else:
+            there.append(ledger.allocate(chance.randrange(2, 40) * MIB))
+    run = Replayer(ledger.events)
+    most, lived = run.on_card(None).reserved_bytes, 0
+    for _ in range(100):
+        capacity = chance.randrange(most * 24 // 25, most)
+        alone = replay(ledger.events, capacity_bytes=capacity)
+        assert run.on_card(capacity) == alone
+        lived += alone.died_at is None
+    assert 10 < lived < 90
 
 
 def test_who_is_asked_again_goes_on_to_what_the_whole_run_comes_to() -> None:
@@ -261,6 +280,12 @@ class TestFloor:
             for start, end in below:
                 assert run.on_card(start).died_at is None
                 assert run.on_card(end - 512).died_at is None
+            assert not gaps(run.on_card, above_bytes=floor), (
+                "a short run's ranges are all looked at"
+            )
+            dead = gaps(run.on_card, above_bytes=floor // 2)
+            assert not floor or dead[0][1] == floor
+            assert all(run.on_card(end - 512).died_at is not None for _, end in dead)
         assert islanded > 3
 
     def test_what_dies_only_late_is_not_taken_for_enough_on_an_island_among_what_does(self) -> None:

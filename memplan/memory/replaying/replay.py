@@ -9,7 +9,7 @@ holds for every capacity at which these questions are answered alike.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from memplan.fast_dataclass import dataclass
@@ -418,15 +418,44 @@ def islands(on_card: OnCard, *, below_bytes: int) -> list[tuple[int, int]]:
     Down to what it asks for at its fullest, the largest first.
     """
     least = on_card(None).requested_bytes
-    found: list[tuple[int, int]] = []
-    end = below_bytes
-    while end > least:
-        answer = on_card(end - _UNIT)
-        start = max(answer.reserved_bytes, least)
-        if answer.died_at is None:
-            if found and found[-1][0] == end:
-                found[-1] = start, found[-1][1]
-            else:
-                found.append((start, end))
-        end = start
-    return found
+    return _joined(
+        (start, end)
+        for start, end, lives in _ranges(on_card, least, below_bytes, max_cycles=MAX_CYCLES)
+        if lives
+    )
+
+
+def gaps(on_card: OnCard, *, above_bytes: int) -> list[tuple[int, int]]:
+    """Capacities above one that was found enough with which a run dies all the same, each range with its end [bytes].
+
+    ``floor_bytes`` passes over some where there are many; here each is looked at, for ten steps, the largest first.
+    """
+    most = on_card(None).reserved_bytes
+    return _joined(
+        (start, end)
+        for start, end, lives in _ranges(on_card, above_bytes, most, max_cycles=TEN_STEPS)
+        if not lives
+    )
+
+
+def _ranges(
+    on_card: OnCard, least_bytes: int, end_bytes: int, *, max_cycles: int
+) -> Iterator[tuple[int, int, bool]]:
+    """Ranges of capacities that are answered alike, from the largest down, and whether a run lives with them."""
+    while end_bytes > least_bytes:
+        tried = _rounded(end_bytes - _UNIT)
+        found = on_card(tried, max_cycles=max_cycles)
+        start = max(min(found.reserved_bytes, tried), least_bytes)
+        yield start, end_bytes, found.died_at is None
+        end_bytes = start
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Neighbours as one range, the largest first."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][0] == end:
+            joined[-1] = start, joined[-1][1]
+        else:
+            joined.append((start, end))
+    return joined

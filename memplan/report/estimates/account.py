@@ -12,9 +12,8 @@ from memplan.report.terminal.blocks import Column
 from memplan.training.choices import Offload
 from memplan.units import GIB, MIB
 
-MOST_ISLANDS = 4
-"""Of one run that are named."""
-
+MOST_NAMED = 4
+"""Ranges of one run."""
 
 LEAST_ISLAND_BYTES = 16 * MIB
 """Narrower ones show as a single figure."""
@@ -26,18 +25,15 @@ def reserved_lines(answer: Estimate, card: str) -> list[str]:
         return []
     run, beside = answer.run, answer.overhead_bytes
     reserved, least = plain_gib(answer.reserved_bytes), plain_gib(run.required_bytes)
+    but = _named(run.gaps(), narrowest_bytes=0)
     enough = f"{least} GiB for segments are enough, and all that is more"
-    lines = [f"On {card}, {reserved} GiB are reserved; {enough}"]
-    found = [
-        f"{plain_gib(start)}-{plain_gib(end)}"
-        for start, end in run.islands()
-        if end - start >= LEAST_ISLAND_BYTES
+    lines = [
+        f"On {card}, {reserved} GiB are reserved; {enough}" + (f" but {but} GiB" if but else "")
     ]
+    found = _named(run.islands(), narrowest_bytes=LEAST_ISLAND_BYTES)
     if found:
-        more = len(found) - MOST_ISLANDS
-        named = ", ".join(found[:MOST_ISLANDS]) + (f" and {more} more" if more > 0 else "")
         lines.append(
-            f"It would live by luck with {named} GiB for segments too, not with all that lies between; "
+            f"It would live by luck with {found} GiB for segments too, not with all that lies between; "
             f"beside them {plain_gib(beside.low)}-{plain_gib(beside.high)} GiB"
         )
     if not run.is_settled:
@@ -45,6 +41,14 @@ def reserved_lines(answer: Estimate, card: str) -> list[str]:
             f"Steps were not all alike after {MAX_CYCLES} more: with just what is needed a later one may do otherwise"
         )
     return lines
+
+
+def _named(ranges: Sequence[tuple[int, int]], *, narrowest_bytes: int) -> str:
+    """The first of some ranges of capacities, and how many there are besides."""
+    wide = [(start, end) for start, end in ranges if end - start >= narrowest_bytes]
+    named = ", ".join(f"{plain_gib(start)}-{plain_gib(end)}" for start, end in wide[:MOST_NAMED])
+    more = len(wide) - MOST_NAMED
+    return named + (f" and {more} more" if more > 0 else "")
 
 
 def host_lines(estimates: Sequence[Estimate]) -> list[str]:
