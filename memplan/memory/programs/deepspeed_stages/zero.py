@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from memplan.dtypes import DType
-from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.programs.program import Program
 from memplan.memory.programs.stepping import stepped_all
 from memplan.memory.programs.weights import Weight
@@ -20,6 +21,11 @@ _WHOLE = "whole weights, by the optimizer that was made first"
 HOST_PASSES_BYTES = 14
 """Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place
 (``unscale_and_clip_grads``), the new weight cast."""
+
+
+BESIDE_NORM, BESIDE_WHOLE_NORM = 7, 4
+"""Numbers that are there when a group's norm is made (the sum, its root, whether that is finite in four parts, its cast), and
+when that of all groups is (they in one tensor, whether one is no number, the norm, infinity)."""
 
 
 class DeepSpeedProgram(Program):
@@ -126,6 +132,34 @@ class DeepSpeedProgram(Program):
         )
         self.forget_norm()
         self.norm = kept
+
+    def measured(self, groups: Iterable[Sequence[int]], *, name: str) -> list[Block]:
+        """The norms of groups of gradients [elements], then that of all: the step holds them to its end.
+
+        What each gradient comes to stays until all of its group are summed up (``get_grad_norm_direct``,
+        ``combine_grad_norm_groups``): small blocks decide in which place of their segments those lie that stay.
+        """
+        found = [self._norm_of(numels, name) for numels in groups]
+        found.append(self._number_beside(BESIDE_WHOLE_NORM, name))
+        return found
+
+    def _norm_of(self, numels: Sequence[int], name: str) -> Block:
+        """One group's."""
+        sizes = (rounded(NORM_BYTES * numel) for numel in numels if numel)
+        norms = self.ledger.use_in_turn(
+            sizes, kind=ComponentKind.TEMPORARIES, name=name, left_bytes=ALLOCATION_ROUNDING
+        )
+        found = self._number_beside(BESIDE_NORM, name)
+        self.free_all(norms)
+        return found
+
+    def _number_beside(self, count: int, name: str) -> Block:
+        """One number made where so many others are that go."""
+        *others, found = [
+            self.allocate(NORM_BYTES, ComponentKind.TEMPORARIES, name) for _ in range(count + 1)
+        ]
+        self.free_all(others)
+        return found
 
     def forget_norm(self) -> None:
         """That of the last step goes."""

@@ -8,6 +8,7 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import islice
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -412,7 +413,7 @@ class ShardedParametersProgram(HoldingShards):
         ledger = self.ledger
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
-        total = self.plan.total
+        total, norms = self.plan.total, list[Block]()
         if self.job.offloads_optimizer:
             self.step_on_host(total)
             if not self.job.offloads_param:
@@ -429,24 +430,28 @@ class ShardedParametersProgram(HoldingShards):
                 ledger.begin_aside(Part.OVERFLOW)
                 self._look_for_overflow()
                 ledger.end_aside()
-            norms = (NORM_BYTES * shard for shard in self.plan.trained)
-            self.use_in_turn(norms, name=_NORM)
+            counts = self._group_counts()
+            shards = iter(self.plan.trained)
+            norms = self.measured([[*islice(shards, count)] for count in counts], name=_NORM)
             self.keep_norm()
-            for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
+            for count, group in zip(counts, self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
             self.coordinator.keep(self.persistent)
             self.coordinator.let_second_go()
+        self.free_all(norms)
 
     def _look_for_overflow(self) -> None:
-        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
+        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not; whether ``any`` is one
+        fills a segment of small blocks on that stream, which may have no other."""
         ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
         size, name = self.job.gradient_bytes * numel, "absolute values of all gradients"
         absolute = self.allocate(size, _TEMPORARIES, name, stream=stream)
         found = self.allocate(FLAG_BYTES * numel, _TEMPORARIES, _OVERFLOW, stream=stream)
         ledger.free(absolute)
+        self.use(FLAG_BYTES, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
         ledger.free(found)
-        self.use(FLAG_BYTES * numel, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
+        self.use(FLAG_BYTES * numel, FLAG_BYTES, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
