@@ -37,7 +37,7 @@ from memplan.training.splitting.exchange import ExchangeKind
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
-_READ = Act.READ
+_READ, _PASS_BY = Act.READ, Act.PASS_BY
 _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
@@ -106,23 +106,23 @@ class ShardedParametersProgram(HoldingShards):
                 self.coordinator.detach(modules[number])
             elif modules[number]:
                 module = self.found[segment.index].modules[number]
-                self._release(module, modules[number])
+                hooked = module.has_gradient and act is not _PASS_BY
+                self._release(modules[number], hooked=hooked)
 
-    def _release(self, module: Module, members: Visited) -> None:
-        """A module has run."""
+    def _release(self, members: Visited, *, hooked: bool) -> None:
+        """A module has run; ``hooked`` says whether one behind its backward pass is told."""
         self.coordinator.returned(members)
         if not self.in_backward:
             self.coordinator.detach([each for each in members if each in self.viewed])
             self.coordinator.leave([each for each in members if each not in self.viewed])
             return
-        if module.has_gradient:
+        if hooked:
             self.coordinator.leave(members)
         else:
             self.unreleased.update(dict.fromkeys(members))
-        # A frozen weight has no gradient that says when its product is through.
+        # Of a frozen weight no gradient says when its product is through, of one that is read several times the last does.
         for each in members:
-            if not self.job.sizes.trainable[each]:
-                self.coordinator.free_detached(each)
+            self.coordinator.free_newest(each)
 
     def _modules(self, segment: Segment, repetition: int) -> list[Visited]:
         """What each module needs."""
