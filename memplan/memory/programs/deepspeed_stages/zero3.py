@@ -41,6 +41,8 @@ _READ, _PASS_BY = Act.READ, Act.PASS_BY
 _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
+BESIDE_NORM = 7
+"""Numbers that are there when a sub-group's norm is: the sum, its root, whether that is finite in four parts, its cast."""
 _OVERFLOW = "flags that look for overflow"
 
 
@@ -432,14 +434,18 @@ class ShardedParametersProgram(HoldingShards):
                 ledger.end_aside()
             counts = self._group_counts()
             shards = iter(self.plan.trained)
-            norms = self.measured([[*islice(shards, count)] for count in counts], name=_NORM)
-            self.keep_norm()
+            norms = [self._group_norm([*islice(shards, count)]) for count in counts]
+            norms += [self.norm_of_all(name=_NORM), *self.keep_norm()]
             for count, group in zip(counts, self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
             self.coordinator.keep(self.persistent)
             self.coordinator.let_second_go()
         self.free_all(norms)
+
+    def _group_norm(self, shards: Sequence[int]) -> Block:
+        """A sub-group's, which the step holds to its end."""
+        return self.norm_of(shards, name=_NORM, beside=BESIDE_NORM)
 
     def _look_for_overflow(self) -> None:
         """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not; whether ``any`` is one
