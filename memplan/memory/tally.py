@@ -182,10 +182,21 @@ class Tally(Ledger):
         self._snapshot = None
 
     def use_in_turn(
-        self, sizes: Iterable[int], *, stream: int = 0, kind: ComponentKind, name: object
-    ) -> None:
-        """Blocks of these sizes, one after another: no moment is fuller than the largest's."""
-        self.use(max(sizes, default=0), stream=stream, kind=kind, name=name)
+        self,
+        sizes: Iterable[int],
+        *,
+        stream: int = 0,
+        kind: ComponentKind,
+        name: object,
+        left_bytes: int = 0,
+    ) -> list[Block]:
+        """Blocks of these sizes, one after another: no moment is fuller than that of the largest with what is left by then."""
+        fullest = left = 0
+        for size in sizes:
+            left += left_bytes
+            fullest = max(fullest, size + left)
+        self.use(fullest, stream=stream, kind=kind, name=name)
+        return [self.allocate(left, stream, kind, name)] if left else []
 
     def empty_cache(self) -> None:
         """What is alive stays."""

@@ -468,11 +468,10 @@ def added_product(alibi: Handle, one: Handle, two: Handle) -> Handle:
     saves = [two.record] * one.requires_grad + [one.record] * two.requires_grad
     scratch = () if run.decomposed else (size, RESULT, ~0, size, RESULT)
     run.record(
-        OperationKind.MATMUL, (one.record, two.record), (made.record,), saves=saves,
-        gradients=(Gradient.FRESH, Gradient.FRESH), flops=2 * made.numel * one.shape[-1],
-        backward_scratch_bytes=scratch,
+        OperationKind.MATMUL, (one.record, two.record, alibi.record), (made.record,), saves=saves,
+        gradients=(Gradient.FRESH, Gradient.FRESH, Gradient.NONE),
+        flops=2 * made.numel * one.shape[-1], backward_scratch_bytes=scratch,
     )  # fmt: skip
-    del alibi
     for each in (one, two):
         each.leads_to(made, in_rows(each.shape))
     return made

@@ -3,6 +3,8 @@
 (transformers 5.23, masking_utils.py: ``create_causal_mask``, ``create_sliding_window_causal_mask``)
 """
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from memplan.dtypes import DType
@@ -33,16 +35,17 @@ def causal_mask(
         # It is told windows and lengths in numbers.
         return None
     eager = eager or run.kernels.attention is AttentionKernel.EAGER
+    shape = batch, 1, length, length
     if blocks or run.options.packing is not Packing.NONE:
         made = _blocked if blocks else _packed
-        pattern = made(run, (batch, 1, length, length), windowed=window is not None)
-        return pattern.apart(OperationKind.WHERE, dtype=run.compute) if eager else pattern
+        pattern = made(run, shape, windowed=window is not None)
+        return _filled(pattern, run.compute, shape) if eager else pattern
     if not (eager or written) and (window is None or length < window):
         return None
+    ranges = _ranges(run, batch, length)
     pattern = causal_pattern(run, length) if window is None else _sliding(run, length)
-    if not eager:
-        return pattern
-    return pattern.apart(OperationKind.WHERE, dtype=run.compute, shape=(batch, 1, length, length))
+    del ranges
+    return _filled(pattern, run.compute, shape) if eager else pattern
 
 
 def padding(run: Run, batch: int, length: int) -> Handle:
@@ -57,12 +60,14 @@ def padded_mask(run: Run, batch: int, length: int) -> Handle | None:
     """
     if run.kernels.attention is not AttentionKernel.EAGER:
         return None
-    causal = causal_pattern(run, length)
-    first = causal.apart(OperationKind.BITWISE_AND)
-    del causal
-    both = first.apart(OperationKind.BITWISE_AND, shape=(batch, 1, length, length))
-    del first
-    return both.apart(OperationKind.WHERE, dtype=run.compute)
+    padding_mask = made_by(run, OperationKind.TO, (batch, length), DType.BOOL)
+    ranges = _ranges(run, batch, length)
+    shape = batch, 1, length, length
+    pattern = _joined_masks(run, partial(causal_pattern, run, length), shape)
+    del ranges
+    mask = _filled(pattern, run.compute, shape)
+    del padding_mask
+    return mask
 
 
 def two_sided_mask(run: Run, batch: int, length: int, *, window: int | None) -> Handle | None:
@@ -97,37 +102,55 @@ def written_mask(
     padding_mask = ones if ones.dtype is DType.BOOL else ones.apart(kinds.TO, dtype=DType.BOOL)
     if is_asked:
         made_by(run, kinds.EQ, (1,), DType.BOOL)
-    batch_arange, head_arange = (
-        made_by(run, kinds.ARANGE, (each,), DType.INT64) for each in (batch, 1)
-    )
-    q_arange, kv_arange = (
-        made_by(run, kinds.ARANGE, (each,), DType.INT64).apart(kinds.ADD_SCALAR)
-        for each in (length if queries is None else queries, length)
-    )
-    pattern = _joined_masks(q_arange, batch, length)
-    del batch_arange, head_arange, q_arange, kv_arange
-    zero, least = (made_by(run, kinds.ZEROS, (1,), embeddings.dtype) for _ in range(2))
-    mask = pattern.apart(kinds.WHERE, dtype=embeddings.dtype)
-    del least, zero, pattern, padding_mask
+    ranges = _ranges(run, batch, length, queries)
+    shape = batch, 1, *ranges[2].shape, length
+    pattern = _joined_masks(run, partial(ranges[2].apart, kinds.GE, dtype=DType.BOOL), shape)
+    del ranges
+    mask = _filled(pattern, embeddings.dtype, shape)
+    del padding_mask
     return mask
 
 
-def _joined_masks(q_arange: Handle, batch: int, length: int) -> Handle:
-    """``and_masks`` of every query and of what is no padding, which is looked up at two numbers for each token."""
-    run, kinds = q_arange.run, OperationKind
+def _ranges(run: Run, batch: int, length: int, queries: int | None = None) -> tuple[Handle, ...]:
+    """Of sequences, heads, queries and keys: a mask is made from them, and its own place is behind theirs."""
+    arange, add = OperationKind.ARANGE, OperationKind.ADD_SCALAR
+    before = [made_by(run, arange, (each,), DType.INT64) for each in (batch, 1)]
+    offset = [
+        made_by(run, arange, (each,), DType.INT64).apart(add)
+        for each in (length if queries is None else queries, length)
+    ]
+    return (*before, *offset)
+
+
+def _filled(pattern: Handle, dtype: DType, shape: Shape) -> Handle:
+    """``eager_mask``: zeros, and the format's least number where nothing is seen."""
+    numbers = [made_by(pattern.run, OperationKind.ZEROS, (1,), dtype) for _ in range(2)]
+    mask = pattern.apart(OperationKind.WHERE, dtype=dtype, shape=shape)
+    del numbers
+    return mask
+
+
+def _joined_masks(run: Run, pattern: Callable[[], Handle], shape: Shape) -> Handle:
+    """``and_masks`` of a pattern and of what is no padding."""
+    kinds = OperationKind
     first = made_by(run, kinds.ONES, (1,), DType.BOOL)
-    every = q_arange.apart(kinds.GE, dtype=DType.BOOL)
+    every = pattern()
     result = every.apart(kinds.BITWISE_AND)
     del every
     del first
-    rows = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
-    columns = made_by(run, kinds.INDICES, (batch, length), DType.INT64)
-    found = made_by(run, kinds.INDEX_SELECT, (batch, length), DType.BOOL)
-    del columns, rows
-    shape = batch, 1, q_arange.shape[0], length
+    found = _looked_up(run, shape[0], shape[-1])
     joined = found.apart(kinds.BITWISE_AND, shape=shape)
     del found, result
     return joined
+
+
+def _looked_up(run: Run, batch: int, length: int) -> Handle:
+    """Of each token whether it is no padding, by two numbers; the second's row is copied where there are more sequences than one."""
+    kinds, shape = OperationKind, (batch, length)
+    numbers = [made_by(run, kinds.INDICES, shape, DType.INT64) for _ in range(1 + (batch > 1))]
+    found = made_by(run, kinds.INDEX_SELECT, shape, DType.BOOL)
+    del numbers
+    return found
 
 
 def causal_pattern(run: Run, length: int) -> Handle:

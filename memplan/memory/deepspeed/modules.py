@@ -10,6 +10,7 @@ Some mixtures are one module to the engine (``Segment.sealed``): all of their pa
 together, and their gradients are reduced only when the last one is there.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from enum import IntEnum, auto
 from typing import NamedTuple
@@ -43,6 +44,9 @@ class Act(IntEnum):
     DETACH = auto()
     """As RELEASE where a checkpointed layer is run again: the graph's own references to what was
     gathered stay until the backward pass has used them."""
+    PASS_BY = auto()
+    """A module's backward pass is through, and no hook is told: one that was called several times counts the
+    last call alone (``ds_grads_remaining`` is set to 0 before each), whose backward pass is the first."""
 
 
 @dataclass(slots=True)
@@ -125,6 +129,8 @@ class _Writer:
             self._modules_of(operation) for operation in segment.operations
         ]
         self._spread()
+        self.calls = self._found_calls()
+        """Of modules that are called several times, the operation that each call begins with."""
         self._look_at_inputs()
         self.leaves = [self._leaves(each) for each in segment.operations]
         """Of operations that run others tile by tile, the modules that each tile calls."""
@@ -162,6 +168,21 @@ class _Writer:
             around = [self.names[each] for each in names if each in self.names]
             for modules in self.modules_of[start:stop]:
                 modules += [each for each in around if each not in modules]
+
+    def _found_calls(self) -> dict[int, list[int]]:
+        begun: dict[str, list[int]] = {}
+        for start, stop, name in self.segment.spans:
+            if stop > start:
+                begun.setdefault(name, []).append(start)
+        return {
+            self.names[name]: sorted(starts)
+            for name, starts in begun.items()
+            if len(starts) > 1 and name in self.names
+        }
+
+    def _call(self, module: int, position: int) -> tuple[int, int]:
+        """A module and which call of it an operation is of: hooks stand around each."""
+        return module, bisect_right(self.calls.get(module, ()), position)
 
     def _look_at_inputs(self) -> None:
         """Which modules read something with a gradient that none of their own operations made."""
@@ -269,22 +290,23 @@ class _Writer:
 
         ``cut`` short before ``stop``'s module is over.
         """
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
+        first: dict[tuple[int, int], int] = {}
+        last: dict[tuple[int, int], int] = {}
         for position, modules in enumerate(self.modules_of[: stop + cut]):
             for module in modules:
-                first.setdefault(module, position)
-                last[module] = position
+                call = self._call(module, position)
+                first.setdefault(call, position)
+                last[call] = position
         stops: dict[int, list[tuple[Act, int]]] = {}
         released: list[tuple[Act, int]] = []
         for position, modules in enumerate(self.modules_of[: stop + cut]):
             fetched = [*self.entered.get(position, ())]
-            fetched += [module for module in modules if first[module] == position]
+            fetched += [each for each in modules if first[self._call(each, position)] == position]
             acts = [*released, *self._fetched(fetched, self.reads.get(position, ()))]
             acts += self._visits(position, back=False)
             if acts:
                 stops[position] = acts
-            closing = [module for module in modules if last[module] == position]
+            closing = [each for each in modules if last[self._call(each, position)] == position]
             released = self._released(closing) if position < stop else []
         if not cut:
             released = [*released, *((Act.FETCH, each) for each in self.entered.get(stop, ()))]
@@ -310,36 +332,43 @@ class _Writer:
             if self.modules[each].weights or self.modules[each].external
         ]
 
+    def _behind(self, modules: list[int], position: int) -> Iterator[tuple[Act, int]]:
+        """What becomes of what these gathered for their backward pass."""
+        for act, each in self._released(modules):
+            is_last = self._call(each, position)[1] == len(self.calls.get(each, ()))
+            yield (act if is_last else Act.PASS_BY), each
+
     def backward_stops(self) -> _BackwardStops:
         """What hooks do before and after each operation's backward pass."""
         operations = self.segment.operations
-        first: dict[int, int] = {}
-        final: dict[int, int] = {}
+        first: dict[tuple[int, int], int] = {}
+        final: dict[tuple[int, int], int] = {}
         order = [
             number for number in reversed(range(len(operations))) if operations[number].gradients
         ]
         for position in order:
             for module in self.modules_of[position]:
-                first.setdefault(module, position)
-                final[module] = position
+                call = self._call(module, position)
+                first.setdefault(call, position)
+                final[call] = position
         before: dict[int, list[tuple[Act, int]]] = {}
         after: dict[int, list[tuple[Act, int]]] = {}
         end: list[tuple[Act, int]] = []
         for position in order:
             modules = self.modules_of[position]
             fetched = [*self.left.get(position + 1, ())]
-            fetched += [module for module in modules if first[module] == position]
+            fetched += [each for each in modules if first[self._call(each, position)] == position]
             acts = [(Act.FETCH, module) for module in fetched]
             acts += self._visits(position, back=True)
             if acts:
                 before[position] = acts
-            closing = [each for each in modules if final[each] == position]
+            closing = [each for each in modules if final[self._call(each, position)] == position]
             delayed = [(Act.HAND_OVER, each) for each in closing if self.modules[each].delayed]
             if self.segment.compiled is not Compilation.NONE:
                 # Its gradients are there when the graph returns.
                 end += delayed
                 delayed = []
-            acts = [*delayed, *self._released(closing)]
+            acts = [*delayed, *self._behind(closing, position)]
             if acts:
                 after[position] = acts
         end += [(Act.FETCH, module) for module in self.left.get(0, ())]

@@ -193,11 +193,23 @@ class Ledger:
             self.free(block)
 
     def use_in_turn(
-        self, sizes: "Iterable[int]", *, stream: int = 0, kind: ComponentKind, name: object
-    ) -> None:
-        """Ask for blocks of these sizes, each given back before the next."""
+        self,
+        sizes: "Iterable[int]",
+        *,
+        stream: int = 0,
+        kind: ComponentKind,
+        name: object,
+        left_bytes: int = 0,
+    ) -> list[Block]:
+        """Ask for blocks of these sizes, each given back before the next; what is made of each, of ``left_bytes``, is
+        returned."""
+        left: list[Block] = []
         for size in sizes:
-            self.use(size, stream=stream, kind=kind, name=name)
+            block = self.allocate(size, stream, kind, name)
+            if left_bytes:
+                left.append(self.allocate(left_bytes, stream, kind, name))
+            self.free(block)
+        return left
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache()``."""

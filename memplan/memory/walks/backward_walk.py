@@ -444,7 +444,13 @@ class BackwardWalk(GradientFlow):
             made.append((tensor, buffer))
             if kept is not None:
                 self.handed_over[kept] = buffer
-            if kind == _SUMMED:
+            if kind == _SUMMED and operation.in_python:
+                # The formula sums by itself, and returns what is no view.
+                buffer.is_view = False
+                self._allocate(buffer, size)
+                if tensor.by_column:
+                    self._sum_rows(tensor, operation.outputs[0])
+            elif kind == _SUMMED:
                 products.append((incoming, tensor, buffer))
             elif kind > 0:
                 product = GradientBuffer(kind)

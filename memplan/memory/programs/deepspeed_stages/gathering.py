@@ -144,6 +144,14 @@ class PlayedCoordinator(Coordinator):
         for block in self.detached.pop(weight, ()):
             self.ledger.free(block)
 
+    def free_newest(self, weight: int) -> None:
+        """The backward pass of the last call that is left is done with what it read."""
+        held = self.detached.get(weight)
+        if held:
+            self.ledger.free(held.pop())
+            if not held:
+                del self.detached[weight]
+
     def keep(self, weights: Sequence[int]) -> None:
         """Gather what stays, one by one, on the main stream."""
         for weight in weights:

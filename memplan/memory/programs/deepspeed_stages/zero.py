@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from memplan.dtypes import DType
-from memplan.graph.core.tensors import allocated_bytes
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, allocated_bytes
 from memplan.memory.account import ComponentKind, HostMemory
 from memplan.memory.deepspeed.host import saved_bytes, writer_bytes
 from memplan.memory.deepspeed.job import Job, rounded
+from memplan.memory.deepspeed.reduction import NORM_BYTES
 from memplan.memory.programs.program import Program
 from memplan.memory.programs.stepping import stepped_all
 from memplan.memory.programs.weights import Weight
@@ -20,6 +21,10 @@ _WHOLE = "whole weights, by the optimizer that was made first"
 HOST_PASSES_BYTES = 14
 """Of each fp32 master on the CPU, what is read and written beside Adam's own update: the gradient scaled in place
 (``unscale_and_clip_grads``), the new weight cast."""
+
+
+BESIDE_WHOLE_NORM = 4
+"""Numbers that are there when the norm of all groups is made: theirs in one tensor, whether one is none, the norm, infinity."""
 
 
 class DeepSpeedProgram(Program):
@@ -119,19 +124,37 @@ class DeepSpeedProgram(Program):
         """Ask for a block, rounded up as the allocator does."""
         return self.ledger.allocate(rounded(num_bytes), stream, kind, name)
 
-    def keep_norm(self) -> None:
-        """The norm of all gradients is there until the next step's (``_global_grad_norm``)."""
-        kept = self.allocate(
-            DType.FP32.num_bytes, ComponentKind.TEMPORARIES, "norm of all gradients"
-        )
-        self.forget_norm()
-        self.norm = kept
+    def norm_of(self, numels: Sequence[int], *, name: str, beside: int = 0) -> Block:
+        """The norm of gradients of these sizes [elements], made where so many numbers are ``beside`` that go.
 
-    def forget_norm(self) -> None:
-        """That of the last step goes."""
-        if self.norm is not None:
-            self.ledger.free(self.norm)
-        self.norm = None
+        Each is copied to fp64, and what it comes to stays until all are summed up (``get_grad_norm_direct``): such
+        small blocks decide where in their segments those lie that outlast the step.
+        """
+        sizes = (rounded(NORM_BYTES * numel) for numel in numels if numel)
+        norms = self.ledger.use_in_turn(
+            sizes, kind=ComponentKind.TEMPORARIES, name=name, left_bytes=ALLOCATION_ROUNDING
+        )
+        found = self._number_beside(beside, name)
+        self.free_all(norms)
+        return found
+
+    def norm_of_all(self, *, name: str) -> Block:
+        """That of all groups' norms (``combine_grad_norm_groups``)."""
+        return self._number_beside(BESIDE_WHOLE_NORM, name)
+
+    def _number_beside(self, count: int, name: str) -> Block:
+        kind = ComponentKind.TEMPORARIES
+        *others, found = [self.allocate(NORM_BYTES, kind, name) for _ in range(count + 1)]
+        self.free_all(others)
+        return found
+
+    def keep_norm(self) -> list[Block]:
+        """The norm of all gradients is there until the next step's end: the engine has it too (``_global_grad_norm``).
+        Returned is the last step's, where there was one."""
+        former = [] if self.norm is None else [self.norm]
+        kind = ComponentKind.TEMPORARIES
+        self.norm = self.allocate(DType.FP32.num_bytes, kind, "norm of all gradients")
+        return former
 
     def use(self, *sizes: int, kind: ComponentKind, name: str | Weight, stream: int = 0) -> None:
         """Ask for blocks that are all given back at once."""

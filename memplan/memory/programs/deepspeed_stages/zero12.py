@@ -362,12 +362,14 @@ class ShardedStatesProgram(DeepSpeedProgram):
         # Gradients flattened and cast; masters copied into weights.
         ledger.exchange(ExchangeKind.COPY, size * 2 * (job.weight_bytes + job.master_bytes))
         part = rounded(job.master_bytes * partition.size)
-        self.forget_norm()
+        norms: list[Block] = []
         if job.options.check_gradient_norm:
             copied = self.copied_weights
             slices = [numel for index, numel in partition.kind.slices if index not in copied]
-            self.use_in_turn((NORM_BYTES * numel for numel in slices), name=_NORM)
-            self.keep_norm()
+            of_group = self.norm_of(slices, name=_NORM)
+            norms = [self.norm_of_all(name=_NORM)]
+            ledger.free(of_group)
+            norms += self.keep_norm()
         self.free_all(self.stale)
         gradient: list[Block] = []
         if not self.settings.compact:
@@ -386,6 +388,7 @@ class ShardedStatesProgram(DeepSpeedProgram):
         self.step_masters([partition.size], of=_PART, first=first)
         self.free_all([*gradient, *owned])
         self._gather_weights()
+        self.free_all(norms)
 
     def _gather_weights(self) -> None:
         """Every rank's part of the new weights (runtime/utils.py, ``all_gather_dp_groups``)."""

@@ -8,6 +8,7 @@ stream has come past it (``record_stream``); here at once, as in a run whose str
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from itertools import islice
 
 from memplan.graph.core.segments import Segment
 from memplan.memory.account import ComponentKind
@@ -36,10 +37,12 @@ from memplan.training.splitting.exchange import ExchangeKind
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _GRADIENTS, _TEMPORARIES = ComponentKind.GRADIENTS, ComponentKind.TEMPORARIES
 _FETCH, _DETACH, _HAND_OVER = Act.FETCH, Act.DETACH, Act.HAND_OVER
-_READ = Act.READ
+_READ, _PASS_BY = Act.READ, Act.PASS_BY
 _NORM = "a gradient in fp32, for its norm"
 _NORM_KEPT = -1
 """Stands among the numbers of parameters for the norm that is kept."""
+BESIDE_NORM = 7
+"""Numbers that are there when a sub-group's norm is: the sum, its root, whether that is finite in four parts, its cast."""
 _OVERFLOW = "flags that look for overflow"
 
 
@@ -105,23 +108,23 @@ class ShardedParametersProgram(HoldingShards):
                 self.coordinator.detach(modules[number])
             elif modules[number]:
                 module = self.found[segment.index].modules[number]
-                self._release(module, modules[number])
+                hooked = module.has_gradient and act is not _PASS_BY
+                self._release(modules[number], hooked=hooked)
 
-    def _release(self, module: Module, members: Visited) -> None:
-        """A module has run."""
+    def _release(self, members: Visited, *, hooked: bool) -> None:
+        """A module has run; ``hooked`` says whether one behind its backward pass is told."""
         self.coordinator.returned(members)
         if not self.in_backward:
             self.coordinator.detach([each for each in members if each in self.viewed])
             self.coordinator.leave([each for each in members if each not in self.viewed])
             return
-        if module.has_gradient:
+        if hooked:
             self.coordinator.leave(members)
         else:
             self.unreleased.update(dict.fromkeys(members))
-        # A frozen weight has no gradient that says when its product is through.
+        # Of a frozen weight no gradient says when its product is through, of one that is read several times the last does.
         for each in members:
-            if not self.job.sizes.trainable[each]:
-                self.coordinator.free_detached(each)
+            self.coordinator.free_newest(each)
 
     def _modules(self, segment: Segment, repetition: int) -> list[Visited]:
         """What each module needs."""
@@ -412,7 +415,7 @@ class ShardedParametersProgram(HoldingShards):
         ledger = self.ledger
         if self.gathers:
             self.coordinator.let_go(range(len(self.numels)))
-        total = self.plan.total
+        total, norms = self.plan.total, list[Block]()
         if self.job.offloads_optimizer:
             self.step_on_host(total)
             if not self.job.offloads_param:
@@ -429,24 +432,32 @@ class ShardedParametersProgram(HoldingShards):
                 ledger.begin_aside(Part.OVERFLOW)
                 self._look_for_overflow()
                 ledger.end_aside()
-            norms = (NORM_BYTES * shard for shard in self.plan.trained)
-            self.use_in_turn(norms, name=_NORM)
-            self.keep_norm()
-            for count, group in zip(self._group_counts(), self.plan.groups, strict=True):
+            counts = self._group_counts()
+            shards = iter(self.plan.trained)
+            norms = [self._group_norm([*islice(shards, count)]) for count in counts]
+            norms += [self.norm_of_all(name=_NORM), *self.keep_norm()]
+            for count, group in zip(counts, self.plan.groups, strict=True):
                 self._step_group(group, is_alone=count == 1, first=first)
         if self.gathers:
             self.coordinator.keep(self.persistent)
             self.coordinator.let_second_go()
+        self.free_all(norms)
+
+    def _group_norm(self, shards: Sequence[int]) -> Block:
+        """A sub-group's, which the step holds to its end."""
+        return self.norm_of(shards, name=_NORM, beside=BESIDE_NORM)
 
     def _look_for_overflow(self) -> None:
-        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not."""
+        """``isinf`` over all gradients takes their absolute values first, ``isnan`` does not; whether ``any`` is one
+        fills a segment of small blocks on that stream, which may have no other."""
         ledger, numel, stream = self.ledger, self.plan.total, self.reduce_stream
         size, name = self.job.gradient_bytes * numel, "absolute values of all gradients"
         absolute = self.allocate(size, _TEMPORARIES, name, stream=stream)
         found = self.allocate(FLAG_BYTES * numel, _TEMPORARIES, _OVERFLOW, stream=stream)
         ledger.free(absolute)
+        self.use(FLAG_BYTES, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
         ledger.free(found)
-        self.use(FLAG_BYTES * numel, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
+        self.use(FLAG_BYTES * numel, FLAG_BYTES, kind=_TEMPORARIES, name=_OVERFLOW, stream=stream)
 
     def _group_counts(self) -> list[int]:
         """Parameters of each sub-group."""
