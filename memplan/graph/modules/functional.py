@@ -13,7 +13,7 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, may_overlap
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
@@ -759,17 +759,18 @@ def padded(x: Handle, shape: Shape) -> Handle:
 
 
 def as_strided(x: Handle, shape: Shape, strides: Shape, *, turned: bool = False) -> Handle:
-    """A view that may overlap itself: its gradient is added up by the numbers of its elements.
+    """A view that may overlap itself: its gradient is then added up by the numbers of its elements, and
+    one that comes ``turned`` put into rows before; where it does not, it is copied into zeros.
 
-    One that comes ``turned`` is put into rows before.
     (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``as_strided_backward``)
     """
     run, made = x.run, Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
     rows = (allocated_bytes(made.numel, x.dtype),) * turned
     numbers = allocated_bytes(x.numel, DType.INT64), allocated_bytes(made.numel, DType.INT64)
+    adds_up = (RESULT, numbers[0], *rows, numbers[1]) if may_overlap(shape, strides) else ()
     run.record(
         OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=(RESULT, numbers[0], *rows, numbers[1]),
+        backward_scratch_bytes=adds_up,
     )  # fmt: skip
     return x.leads_to(made, always(x.strides))
 

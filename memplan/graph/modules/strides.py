@@ -90,3 +90,21 @@ def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
         if dim:
             base, size, taken = strides[dim - 1], 1, 1
     return tuple(found) if at == -1 else None
+
+
+def may_overlap(shape: Shape, strides: Shape) -> bool:
+    """Whether an element may be seen twice; dimensions of one say nothing.
+
+    (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``_maybe_overlapping_memory``)
+
+    >>> may_overlap((2, 3, 4), (8, 2, 1)), may_overlap((2, 1, 4), (8, 2, 1))
+    (True, False)
+    """
+    last = 0
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1
+    ):
+        if stride <= last:
+            return True
+        last += stride * (size - 1)
+    return False
