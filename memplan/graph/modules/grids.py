@@ -52,7 +52,7 @@ class Conv2d(Module):
         made = convolve(
             x.run, x.record, weight, bias, batch * height * width, out_channels,
             channels_last=last and not is_of_both(self.weight.shape),
-            reads_rows=not last and not is_contiguous(x.shape, x.strides),
+            reads_rows=not last and not is_contiguous(x.shape, x.strides), gives_last=last,
         )  # fmt: skip
         shape = batch, out_channels, height, width
         if last:

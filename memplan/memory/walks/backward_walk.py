@@ -440,7 +440,8 @@ class BackwardWalk(GradientFlow):
                 self._play(stages.pop(0))
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
             buffer = GradientBuffer(size, is_view=kind == _VIEW or _drops_rows(tensor, kind))
-            buffer.is_turned = kind == _TURNED
+            # A cast keeps the order in which elements lie.
+            buffer.is_turned = kind == _TURNED or (incoming.is_turned and operation.kind is _TO)
             made.append((tensor, buffer))
             if kept is not None:
                 self.handed_over[kept] = buffer
@@ -497,7 +498,7 @@ BIASED = 3
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
 _REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
-_TURNED = int(Gradient.TURNED)
+_TURNED, _TO = int(Gradient.TURNED), OperationKind.TO
 
 
 def _drops_rows(tensor: Tensor, kind: int) -> bool:
