@@ -168,8 +168,8 @@ class BatchNorm(Module):
         """One kernel; what it goes by when it is not trained are buffers of its own."""
         run, (channels,) = x.run, self.weight.shape
         weight, bias = self.parameter(self.weight), self.parameter(self.bias)
-        for dtype in (run.compute if run.autocast is None else DType.FP32,) * 2:
-            run.hold_buffer(channels, dtype, module=self.within)
+        for _ in range(2):
+            run.hold_buffer(channels, run.options.weights, module=self.within)
         run.hold_buffer(1, DType.INT64, module=self.within)
         made = run.tensor(x.numel, x.dtype)
         statistics = [run.tensor(channels, DType.FP32) for _ in range(2)]
