@@ -208,8 +208,7 @@ class CvtStage(Module):
         self.begin_next(hidden_state)
         if self.stage.has_token:
             cls_token, hidden_state = hidden_state.split(1, height * width, dim=1)
-        # The last layer adds to a gradient that is a view.
-        hidden_state = hidden_state.permute(0, 2, 1).seen_as(batch, size, height, width)
+        hidden_state = as_picture(hidden_state, height, width)
         return hidden_state, cls_token
 
     def begin_next(self, hidden_state: Handle) -> None:

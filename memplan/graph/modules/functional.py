@@ -13,7 +13,7 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, may_overlap
+from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, may_overlap, row_strides
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
@@ -45,7 +45,12 @@ def in_rows_again(x: Handle) -> Handle:
 
 def read_in_rows(x: Handle) -> Handle:
     """What the next segment reads, whose gradient comes in rows from there, however this lies."""
-    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
+    return read_as(x, row_strides(x.shape))
+
+
+def read_as(x: Handle, strides: Shape) -> Handle:
+    """The same of a gradient that comes otherwise."""
+    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), always(strides))
 
 
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:
