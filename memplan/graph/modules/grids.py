@@ -17,6 +17,7 @@ from memplan.graph.modules.layouts import Settled, always, in_rows
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.strides import Shape, is_contiguous, row_strides
 from memplan.graph.operations.convolutions import convolve, copy_gradient
+from memplan.graph.operations.norms import beside_sum
 from memplan.model.parameters import WeightRole
 
 
@@ -260,7 +261,7 @@ def mean_of_windows(x: Handle, side: int = 1) -> Handle:
 
 
 def norm_of_picture(x: Handle) -> Handle:
-    """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast.
+    """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast: a sum over positions.
 
     Backward makes the quotient, and where the norm is 0 (torch 2.13, ``linalg_vector_norm_backward``).
     """
@@ -269,9 +270,13 @@ def norm_of_picture(x: Handle) -> Handle:
     quotient, zeros = (
         allocated_bytes(x.numel, made.dtype), allocated_bytes(made.numel, DType.BOOL),
     )  # fmt: skip
+    scratch = [RESULT]
+    if not run.decomposed:
+        scratch += beside_sum(scratch, made.numel, x.numel // made.numel, quotient, run)
     run.record(
         OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
-        gradients=(Gradient.FRESH,), backward_scratch_bytes=(quotient, zeros, RESULT),
+        gradients=(Gradient.FRESH,), forward_scratch_bytes=scratch,
+        backward_scratch_bytes=(quotient, zeros, RESULT),
     )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))
 
