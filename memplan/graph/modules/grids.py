@@ -263,7 +263,8 @@ def mean_of_windows(x: Handle, side: int = 1) -> Handle:
 def norm_of_picture(x: Handle) -> Handle:
     """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast: a sum over positions.
 
-    Backward makes the quotient, and where the norm is 0 (torch 2.13, ``linalg_vector_norm_backward``).
+    Backward makes the quotient, and where the norm is 0, and has its result in the norm's format first (torch 2.13,
+    ``linalg_vector_norm_backward``).
     """
     run, shape = x.run, (x.shape[0], 1, 1, x.shape[-1])
     made = empty(run, shape, x.dtype if run.autocast is None else DType.FP32)
@@ -275,7 +276,7 @@ def norm_of_picture(x: Handle) -> Handle:
         scratch += beside_sum(scratch, made.numel, x.numel // made.numel, quotient, run)
     run.record(
         OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
-        gradients=(Gradient.FRESH,), forward_scratch_bytes=scratch,
+        gradients=(Gradient.FRESH if x.dtype is made.dtype else quotient,), forward_scratch_bytes=scratch,
         backward_scratch_bytes=(quotient, zeros, RESULT),
     )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))

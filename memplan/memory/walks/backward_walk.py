@@ -386,7 +386,10 @@ class BackwardWalk(GradientFlow):
             return buffer
         if product.num_bytes == allocated_bytes(out.numel, tensor.dtype):
             return buffer
-        return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
+        summed_bytes = allocated_bytes(tensor.numel, out.dtype)
+        if product.num_bytes == summed_bytes:
+            return buffer  # as many elements: it is only cast
+        return GradientBuffer(summed_bytes)
 
     def _incoming(self, operation: Operation) -> list[GradientBuffer]:
         """The gradients of what it made, as it takes them."""
