@@ -134,8 +134,10 @@ class GLPNEncoder(Encoder):
             hidden_states, height, width = embed(hidden_states)
             assert isinstance(layers, LayerList)
             for block in layers:
-                hidden_states = block(hidden_states, height, width)
+                layer_outputs = block(hidden_states, height, width)
+                hidden_states = layer_outputs
             hidden_states = norm(hidden_states)
+            self.run.outlive(layer_outputs.record.storage)  # named until another layer returns
             hidden_states = laid_as_picture(hidden_states, height, width)
             if output_hidden_states or stage.is_last:
                 all_hidden_states.append(hidden_states)

@@ -1,11 +1,13 @@
 """What classes of pictures write out alike: modules in order, tokens as pictures, scores, dropped samples."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memplan.graph.modules.attention import matmul
 from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.functional import in_rows_again, read_as, softmax
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock
@@ -62,6 +64,15 @@ def read_as_picture(tokens: Handle) -> Handle:
     """Tokens whose gradient comes as a picture's, channel by channel, and stays so from layer to layer."""
     _, count, size = tokens.shape
     return read_as(tokens, (count * size, 1, count))
+
+
+def stage_layers(
+    name: str, rates: Sequence[float], make: Callable[[float], Module], *, behind: bool
+) -> LayerList:
+    """A stage's layers, which differ in whether they drop anything. The first one of a stage ``behind`` another lets go
+    of what that returned, which the encoder's ``layer_outputs`` names until then, and so stands by itself."""
+    kinds = [(rate > 0, behind and not at) for at, rate in enumerate(rates)]
+    return LayerList(name, kinds, lambda kind: make(float(kind[0])))
 
 
 def as_picture(tokens: Handle, height: int, width: int) -> Handle:

@@ -22,6 +22,7 @@ from memplan.classes.pictures.parts import (
     laid_as_picture,
     mixed_by_scores,
     read_as_picture,
+    stage_layers,
 )
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, stage_ratios
@@ -166,10 +167,10 @@ class Encoder(Module):
 
     def layers(self, stage: Stage, rates: list[float]) -> LayerList:
         """Layers of a stage, which differ in whether they drop anything."""
-        return LayerList(
-            f"{self.begins}stages.{stage.index}.layers", [rate > 0 for rate in rates],
-            lambda drops: self.layer_class(stage, float(drops)),
-        )  # fmt: skip
+        name = f"{self.begins}stages.{stage.index}.layers"
+        return stage_layers(
+            name, rates, lambda rate: self.layer_class(stage, rate), behind=stage.index > 0
+        )
 
     def embeddings(self, stage: Stage) -> Module:
         """What makes tokens of a picture."""
@@ -241,14 +242,6 @@ class PvtLayer(Layer):
 class PvtEncoder(Encoder):
     stage_class = PvtStage
     layer_class = PvtLayer
-
-    def layers(self, stage: Stage, rates: list[float]) -> LayerList:
-        """The first one lets go of what the stage before returned, and stands by itself."""
-        kinds = [(rate > 0, bool(stage.index and not at)) for at, rate in enumerate(rates)]
-        return LayerList(
-            f"{self.begins}stages.{stage.index}.layers", kinds,
-            lambda kind: self.layer_class(stage, float(kind[0])),
-        )  # fmt: skip
 
     def embeddings(self, stage: Stage) -> Module:
         """With positions."""

@@ -13,7 +13,13 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous, may_overlap, row_strides
+from memplan.graph.modules.strides import (
+    Shape,
+    dense_strides,
+    is_contiguous,
+    may_overlap,
+    row_strides,
+)
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of

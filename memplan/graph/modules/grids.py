@@ -15,7 +15,7 @@ from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, is_contiguous, row_strides
+from memplan.graph.modules.strides import Shape, is_channels_last, is_contiguous, row_strides
 from memplan.graph.operations.convolutions import convolve, copy_gradient
 from memplan.graph.operations.norms import beside_sum
 from memplan.model.parameters import WeightRole
@@ -45,11 +45,11 @@ class Conv2d(Module):
     def forward(self, x: Handle) -> Handle:
         """One kernel; what lies channels last is given so (ATen/native/Convolution.cpp,
         ``determine_backend_memory_format``)."""
-        batch, channels, *sides = x.shape
+        batch, _, *sides = x.shape
         out_channels, height, width = self.sides_of(*sides)
         weight = self.parameter(self.weight)
         bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
-        last = channels > 1 and x.strides[1] == 1
+        last = is_channels_last(x.shape, x.strides)
         made = convolve(
             x.run, x.record, weight, bias, batch * height * width, out_channels,
             channels_last=last and not is_of_both(self.weight.shape),
@@ -182,7 +182,8 @@ class BatchNorm(Module):
 
 
 class GroupNorm(Module):
-    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
+    """``torch.nn.GroupNorm``: in fp32 under autocast, which casts the last of its arguments first; keeps its input and two
+    numbers a group. Its kernel makes a factor and a summand of each channel (ATen/native/cuda/group_norm_kernel.cu)."""
 
     def __init__(self, groups: int, channels: int) -> None:
         self.groups = groups
@@ -191,13 +192,17 @@ class GroupNorm(Module):
 
     def forward(self, x: Handle) -> Handle:
         """One kernel."""
-        run, x = x.run, fp32_under_autocast(x)
-        weight, bias = self.parameter(self.weight), self.parameter(self.bias)
+        run, (batch, channels, *_) = x.run, x.shape
+        weights = [self.operand(self.bias), self.operand(self.weight)]
+        bias, weight = (fp32_under_autocast(each).record for each in weights)
+        x = fp32_under_autocast(x)
         made = run.tensor(x.numel, x.dtype)
-        statistics = [run.tensor(x.shape[0] * self.groups, x.dtype) for _ in range(2)]
+        statistics = [run.tensor(batch * self.groups, x.dtype) for _ in range(2)]
+        each = () if run.decomposed else (allocated_bytes(batch * channels, DType.FP32),)
         run.record(
             OperationKind.LAYER_NORM, (x.record, weight, bias), (made, *statistics),
-            saves=(x.record, *statistics, weight, bias), gradients=(Gradient.FRESH,) * 3,
+            saves=(x.record, *statistics, weight), gradients=(Gradient.FRESH,) * 3,
+            forward_scratch_bytes=(*(RESULT,) * 3, *each, *each) if each else (),
         )  # fmt: skip
         return x.like(made)
 

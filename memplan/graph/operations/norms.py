@@ -184,7 +184,9 @@ def beside_partial_sums(
     return tuple(steps)
 
 
-def beside_sum(before: Sequence[int], columns: int, rows: int, num_bytes: int, t: Tape) -> list[int]:
+def beside_sum(
+    before: Sequence[int], columns: int, rows: int, num_bytes: int, t: Tape
+) -> list[int]:
     """What a sum over rows comes and goes with, ``before`` which so many steps stand."""
     device = Multiprocessors(t.num_multiprocessors, t.options.threads_per_multiprocessor)
     steps: list[int] = []
