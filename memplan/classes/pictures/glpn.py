@@ -14,6 +14,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import (
     ActivationModule,
     Dropout,
@@ -230,12 +231,12 @@ class GLPNForDepthEstimation(PictureTask):
         predicted_depth = self.head(out[-1]).unary(OperationKind.SIGMOID) * 10.0
         batch, _, *sides = predicted_depth.shape
         predicted_depth = predicted_depth.view(batch, *sides)
-        run.returned.append(predicted_depth.record)
-        run.give_out(predicted_depth.record)
         shape = predicted_depth.shape
         dtype = run.compute if run.autocast is None else DType.FP32
         labels = Handle(run, from_batch(run, prod(shape), dtype), shape)
-        return scale_invariant_loss(predicted_depth, labels).record
+        loss = scale_invariant_loss(predicted_depth, labels)
+        hand_out(run, predicted_depth.record)
+        return loss.record
 
 
 def scale_invariant_loss(pred: Handle, target: Handle) -> Handle:
