@@ -816,14 +816,19 @@ def filled_where(x: Handle, mask: Handle) -> Handle:
 
 
 def add_to_view(x: Handle, other: Handle) -> Handle:
-    """``view += other``, of all that ``x`` is: backward copies its gradient, and the view's part of that.
+    """``view += other``, of all that ``x`` is: backward copies its gradient, and the view's part of that, which is the
+    other one's, or is summed to that.
 
     (torch 2.13, csrc/autograd/functions/tensor.cpp, ``CopySlices``)
     """
     run, made, size = x.run, x.run.view(x.record, x.numel), allocated_bytes(x.numel, x.dtype)
+    of_other: int = Gradient.NONE
+    if other.requires_grad:
+        of_other = Gradient.FRESH if other.numel == x.numel else size
     run.record(
         OperationKind.ADD_IN_PLACE, (x.record, other.record), (made,),
-        gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=(RESULT, size),
+        gradients=(Gradient.FRESH, of_other),
+        backward_scratch_bytes=() if other.requires_grad else (RESULT, size),
     )  # fmt: skip
     return x.leads_to(Handle(run, made, x.shape, x.strides), in_rows(x.shape))
 
