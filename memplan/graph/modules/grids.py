@@ -226,10 +226,11 @@ class DropPath(Module):
 
 
 def interpolate(x: Handle, height: int, width: int) -> Handle:
-    """``F.interpolate``, which autocast runs in fp32: nothing is kept."""
+    """``F.interpolate``, which autocast runs in fp32: nothing is kept. Of a table of tokens, seen as a picture, the
+    gradient comes as one."""
     x = fp32_under_autocast(x)
     made = empty(x.run, (*x.shape[:2], height, width), x.dtype)
-    x.run.record(OperationKind.UPSAMPLE, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    x.run.record(OperationKind.UPSAMPLE, (x.record,), (made.record,), gradients=(Gradient.TURNED,))
     return x.leads_to(made, in_rows(x.shape))
 
 
