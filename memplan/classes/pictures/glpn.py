@@ -125,7 +125,7 @@ class GLPNEncoder(Encoder):
 
     def forward(self, pixel_values: Handle, output_hidden_states: bool) -> list[Handle]:
         all_hidden_states: list[Handle] = []
-        hidden_states = pixel_values
+        hidden_states = layer_outputs = pixel_values
         for stage in self.stages:
             embed, layers, norm = (
                 self.children[f"{name}.{stage.index}"]

@@ -202,6 +202,7 @@ def over_chunks(
     state = states.pop()
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
+    inter_chunk_attn = core_attn_out  # each turn has its own
     for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)

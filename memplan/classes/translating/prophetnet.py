@@ -505,7 +505,7 @@ class ProphetNetForConditionalGeneration(ConditionalGeneration):
         loss = cross_entropy(run, full.record, labels.record)
         if self.smooths:
             loss = self.smoothed(full, Handle(run, loss, ()))
-        further = ()
+        further: tuple[Tensor, ...] = ()
         if ngram > 1:
             further = (
                 run.slice(predict_logits.record, predict_logits.numel // ngram * (ngram - 1)),
