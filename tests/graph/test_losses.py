@@ -140,7 +140,8 @@ def test_what_a_training_loop_adds() -> None:
     ("model_type", "task", "vocabulary"),
     [
         ("gpt2", "causal-lm", 50257), ("electra", "masked-lm", 30522), ("bart", "seq2seq-lm", 50265),
-        ("t5", "seq2seq-lm", 32128), ("fsmt", "seq2seq-lm", 42024),
+        ("t5", "seq2seq-lm", 32128), ("fsmt", "seq2seq-lm", 42024), ("whisper", "seq2seq-lm", 51865),
+        ("speecht5", "seq2seq-lm", 81), ("prophetnet", "seq2seq-lm", 30522),
     ],
 )  # fmt: skip
 def test_a_loop_adds_it_whatever_takes_the_loss(

@@ -31,6 +31,7 @@ from memplan.families.llama import read_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear
+from memplan.graph.modules.functional import add_to_view, strided
 from memplan.graph.modules.handles import Handle, made_by, seen_in
 from memplan.graph.modules.module import Module
 from memplan.graph.modules.rotary import Tables, concatenate
@@ -99,9 +100,11 @@ class RoCBertEmbeddings(TableParts):
         embedding_in = concatenate(embedding_in, embedding_pronunciation)
         embedding_in = self.map_inputs_layer(embedding_in)
         token_type_embeddings = self.token_type_embeddings((batch, length), token_type_ids)
-        embedding_in += token_type_embeddings
+        seen = embedding_in  # of the layer's rows, which are added to
+        embedding_in = add_to_view(embedding_in, token_type_embeddings)
         position_embeddings = self.position_embeddings((1, length))
-        embedding_in += position_embeddings
+        embedding_in = strided(add_to_view(embedding_in, position_embeddings), seen)
+        del seen
         embedding_in = self.LayerNorm(embedding_in)
         embedding_in = self.dropout(embedding_in)
         return embedding_in

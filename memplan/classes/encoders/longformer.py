@@ -77,7 +77,8 @@ class LongformerSelfAttention(Heads):
         value_vectors = self.value(x)
         self.declare_global()
         length, batch, width = x.shape
-        query_vectors = scaled_in_place(query_vectors)
+        # Of rows the layer gives a view (``_flatten_nd_linear``), of others what it added its bias to.
+        query_vectors = scaled_in_place(query_vectors, of_view=x.is_contiguous)
         heads = length, batch, self.num_heads, self.head_dim
         query_vectors = query_vectors.view(*heads).transpose(0, 1)
         key_vectors = key_vectors.view(*heads).transpose(0, 1)

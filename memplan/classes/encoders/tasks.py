@@ -11,7 +11,7 @@ from memplan.classes.encoders.base import Encoded, Encoder, first_token
 from memplan.classes.heads import Task, finish
 from memplan.classes.sensed.counted import declare_all
 from memplan.graph.core.tensors import Tensor
-from memplan.graph.losses.tasks import copy_outputs
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import ActivationModule, Dropout, Linear
 from memplan.graph.modules.functional import activated
 from memplan.graph.modules.handles import Handle
@@ -191,9 +191,7 @@ class MaskedLM(EncoderTask):
         prediction_scores = self.scores(sequence_output)
         given = prediction_scores.float() if self.spec.head.loss_upcast else prediction_scores
         loss = cross_entropy(run, given.record)
-        run.returned.append(prediction_scores.record)
-        if not copy_outputs(run, prediction_scores.record):
-            run.give_out(prediction_scores.record)
+        hand_out(run, prediction_scores.record)
         return loss
 
 

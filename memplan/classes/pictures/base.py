@@ -9,6 +9,7 @@ from memplan.classes.sensed.base import SensedModel, SensedStates, SensedTask
 from memplan.dtypes import DType
 from memplan.fast_dataclass import replace
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList, numbered
@@ -175,9 +176,9 @@ class ImageClassification(PictureTask):
             return vector.record
         logits = self.logits(vector)
         labels = from_batch(self.run, vector.shape[0], DType.INT64)
-        self.run.returned.append(logits.record)
-        self.run.give_out(logits.record)
-        return cross_entropy(self.run, logits.record, labels)
+        loss = cross_entropy(self.run, logits.record, labels)
+        hand_out(self.run, logits.record)
+        return loss
 
 
 class FirstToken(ImageClassification):

@@ -97,6 +97,7 @@ class ConvNextV2GRN(Module):
     def forward(self, hidden_states: Handle) -> Handle:
         global_features = norm_of_picture(hidden_states)
         norm_features = divide(global_features, global_features.mean() + 1e-6)
+        norm_features.record.by_column = True  # of a picture's channels
         hidden_states = (
             scaled(self, self.weight, hidden_states * norm_features)
             + self.operand(self.bias)

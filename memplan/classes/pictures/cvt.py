@@ -191,9 +191,11 @@ class CvtStage(Module):
             f"stages.{stage.index}.layers", [None] * stage.depth, lambda _: CvtLayer(stage)
         )
 
-    def forward(self, hidden_state: Handle) -> tuple[Handle, Handle | None]:
+    def forward(self, named: list[Handle]) -> tuple[Handle, Handle | None]:
+        """What it is given comes in a list, so that no other frame has a name for it: the encoder's names what this
+        returns before anything of the next stage is there."""
         cls_token: Handle | None = None
-        hidden_state = self.embedding(hidden_state)
+        hidden_state = self.embedding(named[0])
         batch, size, height, width = hidden_state.shape
         hidden_state = as_tokens(hidden_state)
         if self.stage.has_token:
@@ -202,6 +204,7 @@ class CvtStage(Module):
         for layer in self.layers:
             layer_outputs = layer(hidden_state, height, width)
             hidden_state = layer_outputs
+        named.clear()
         self.begin_next(hidden_state)
         if self.stage.has_token:
             cls_token, hidden_state = hidden_state.split(1, height * width, dim=1)
@@ -226,7 +229,9 @@ class CvtEncoder(Module):
         hidden_state = pixel_values
         cls_token: Handle | None = None
         for stage_module in self.children.values():
-            hidden_state, cls_token = stage_module(hidden_state)
+            named = [hidden_state]
+            del hidden_state
+            hidden_state, cls_token = stage_module(named)
         return hidden_state, cls_token
 
 

@@ -14,6 +14,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import (
     ActivationModule,
     Dropout,
@@ -124,7 +125,7 @@ class GLPNEncoder(Encoder):
 
     def forward(self, pixel_values: Handle, output_hidden_states: bool) -> list[Handle]:
         all_hidden_states: list[Handle] = []
-        hidden_states = pixel_values
+        hidden_states = layer_outputs = pixel_values
         for stage in self.stages:
             embed, layers, norm = (
                 self.children[f"{name}.{stage.index}"]
@@ -134,8 +135,10 @@ class GLPNEncoder(Encoder):
             hidden_states, height, width = embed(hidden_states)
             assert isinstance(layers, LayerList)
             for block in layers:
-                hidden_states = block(hidden_states, height, width)
+                layer_outputs = block(hidden_states, height, width)
+                hidden_states = layer_outputs
             hidden_states = norm(hidden_states)
+            self.run.outlive(layer_outputs.record.storage)  # named until another layer returns
             hidden_states = laid_as_picture(hidden_states, height, width)
             if output_hidden_states or stage.is_last:
                 all_hidden_states.append(hidden_states)
@@ -228,12 +231,12 @@ class GLPNForDepthEstimation(PictureTask):
         predicted_depth = self.head(out[-1]).unary(OperationKind.SIGMOID) * 10.0
         batch, _, *sides = predicted_depth.shape
         predicted_depth = predicted_depth.view(batch, *sides)
-        run.returned.append(predicted_depth.record)
-        run.give_out(predicted_depth.record)
         shape = predicted_depth.shape
         dtype = run.compute if run.autocast is None else DType.FP32
         labels = Handle(run, from_batch(run, prod(shape), dtype), shape)
-        return scale_invariant_loss(predicted_depth, labels).record
+        loss = scale_invariant_loss(predicted_depth, labels)
+        hand_out(run, predicted_depth.record)
+        return loss.record
 
 
 def scale_invariant_loss(pred: Handle, target: Handle) -> Handle:

@@ -13,6 +13,7 @@ from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, ratio
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.attention import in_heads
 from memplan.graph.modules.basic import ActivationModule, Dropout, LayerNorm, Linear
 from memplan.graph.modules.grids import BatchNorm, Conv2d, interpolate, mean_of_picture
@@ -301,11 +302,11 @@ class MobileViTForSemanticSegmentation(PictureTask):
         """Scores are made as large as the picture."""
         run, (batch, _, height, width) = self.run, self.model.pixels_shape()
         logits = self.segmentation_head(hidden_states[-1])
-        run.returned.append(logits.record)
-        run.give_out(logits.record)
         upsampled_logits = interpolate(logits, height, width)
         labels = from_batch(run, batch * height * width, DType.INT64)
-        return cross_entropy(run, upsampled_logits.record, labels)
+        loss = cross_entropy(run, upsampled_logits.record, labels)
+        hand_out(run, logits.record)
+        return loss
 
 
 class MobileViTModel(PictureModel):

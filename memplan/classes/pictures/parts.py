@@ -1,11 +1,13 @@
 """What classes of pictures write out alike: modules in order, tokens as pictures, scores, dropped samples."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from memplan.graph.modules.attention import matmul
 from memplan.graph.modules.basic import Dropout, Linear
-from memplan.graph.modules.functional import softmax
+from memplan.graph.modules.functional import in_rows_again, read_as, softmax
 from memplan.graph.modules.handles import Handle
+from memplan.graph.modules.layer_list import LayerList
 from memplan.graph.modules.module import Module
 from memplan.model.config import ConfigReader
 from memplan.model.parameters import LayerBlock
@@ -35,6 +37,13 @@ class Stages(InOrder):
         return x
 
 
+class RowsLinear(Linear):
+    """A linear layer whose gradient may come as a picture's does, and is put into rows first."""
+
+    def forward(self, x: Handle) -> Handle:
+        return in_rows_again(super().forward(x))
+
+
 class Projected(Module):
     """Attention, which the class calls by a name of its own, and the layer behind it."""
 
@@ -43,7 +52,7 @@ class Projected(Module):
     def __init__(self, name: str, inner: Module, size: int, dropout: float) -> None:
         self.name = name
         setattr(self, name, inner)
-        self.output = InOrder(dense=Linear(size, size, bias=True), dropout=Dropout(dropout))
+        self.output = InOrder(dense=RowsLinear(size, size, bias=True), dropout=Dropout(dropout))
 
     def forward(self, hidden_states: Handle, *beside: Any) -> Handle:
         self_outputs = self.children[self.name](hidden_states, *beside)
@@ -51,10 +60,26 @@ class Projected(Module):
         return attention_output
 
 
+def read_as_picture(tokens: Handle) -> Handle:
+    """Tokens whose gradient comes as a picture's, channel by channel, and stays so from layer to layer."""
+    _, count, size = tokens.shape
+    return read_as(tokens, (count * size, 1, count))
+
+
+def stage_layers(
+    name: str, rates: Sequence[float], make: Callable[[float], Module], *, behind: bool
+) -> LayerList:
+    """A stage's layers, which differ in whether they drop anything. The first one of a stage ``behind`` another lets go
+    of what that returned, which the encoder's ``layer_outputs`` names until then, and so stands by itself."""
+    kinds = [(rate > 0, behind and not at) for at, rate in enumerate(rates)]
+    return LayerList(name, kinds, lambda kind: make(float(kind[0])))
+
+
 def as_picture(tokens: Handle, height: int, width: int) -> Handle:
-    """``tokens.permute(0, 2, 1).reshape(batch, channels, height, width)``."""
+    """``tokens.permute(0, 2, 1).reshape(batch, channels, height, width)``: a view of rows."""
     batch, _, size = tokens.shape
-    return tokens.permute(0, 2, 1).reshape(batch, size, height, width)
+    turned, shape = tokens.permute(0, 2, 1), (batch, size, height, width)
+    return turned.seen_as(*shape) if tokens.is_contiguous else turned.reshape(*shape)
 
 
 def as_tokens(picture: Handle) -> Handle:
@@ -66,7 +91,7 @@ def as_tokens(picture: Handle) -> Handle:
 def laid_as_picture(tokens: Handle, height: int, width: int) -> Handle:
     """``tokens.reshape(batch, height, width, -1).permute(0, 3, 1, 2).contiguous()``: a copy."""
     batch, _, size = tokens.shape
-    return tokens.reshape(batch, height, width, size).permute(0, 3, 1, 2).contiguous()
+    return tokens.seen_as(batch, height, width, size).permute(0, 3, 1, 2).contiguous()
 
 
 def mixed_by_scores(

@@ -14,7 +14,7 @@ from memplan.classes.pictures.base import (
     PictureTask,
     begin,
 )
-from memplan.classes.pictures.parts import InOrder, drop_paths
+from memplan.classes.pictures.parts import InOrder, drop_paths, stage_layers
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, ratio
 from memplan.graph.core.operation_kinds import OperationKind
@@ -95,9 +95,8 @@ class PoolFormerEncoder(Module):
             before = size
         for index, size in enumerate(self.sizes):
             own = rates[sum(depths[:index]) :][: depths[index]]
-            kinds = [rate > 0 for rate in own]
             make = partial(PoolFormerLayer, config, size)
-            layers = LayerList(f"stages.{index}.layers", kinds, make)
+            layers = stage_layers(f"stages.{index}.layers", own, make, behind=index > 0)
             setattr(self, f"block.{index}", layers)
 
     def forward(self, pixel_values: Handle) -> Handle:
@@ -105,11 +104,13 @@ class PoolFormerEncoder(Module):
         for index in range(len(self.sizes)):
             if index:
                 begin(self, f"stages.{index}.embed", ModelPart.EMBEDDING, hidden_states)
+                self.run.outlive(hidden_states.record.storage)  # named until another layer returns
             hidden_states = self.children[f"patch_embeddings.{index}"](hidden_states)
             layers = self.children[f"block.{index}"]
             assert isinstance(layers, LayerList)
             for blk in layers:
-                hidden_states = blk(hidden_states)
+                layer_outputs = blk(hidden_states)
+                hidden_states = layer_outputs
         return hidden_states
 
 

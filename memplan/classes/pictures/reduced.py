@@ -15,11 +15,14 @@ from memplan.classes.pictures.base import (
 from memplan.classes.pictures.parts import (
     InOrder,
     Projected,
+    RowsLinear,
     as_picture,
     as_tokens,
     drop_paths,
     laid_as_picture,
     mixed_by_scores,
+    read_as_picture,
+    stage_layers,
 )
 from memplan.families.towers.layers import tower_activation
 from memplan.families.towers.sizes import each_stage, stage_ratios
@@ -113,7 +116,7 @@ class Layer(Module):
             dense1=Linear(stage.size, stage.inner, bias=True),
             intermediate_act_fn=ActivationModule(tower_activation(stage.config, "hidden_act")),
             dropout=Dropout(drop),
-            dense2=Linear(stage.inner, stage.size, bias=True),
+            dense2=RowsLinear(stage.inner, stage.size, bias=True),
             dropout_again=Dropout(drop),
         )
         network.block = LayerBlock.NETWORK
@@ -164,10 +167,10 @@ class Encoder(Module):
 
     def layers(self, stage: Stage, rates: list[float]) -> LayerList:
         """Layers of a stage, which differ in whether they drop anything."""
-        return LayerList(
-            f"{self.begins}stages.{stage.index}.layers", [rate > 0 for rate in rates],
-            lambda drops: self.layer_class(stage, float(drops)),
-        )  # fmt: skip
+        name = f"{self.begins}stages.{stage.index}.layers"
+        return stage_layers(
+            name, rates, lambda rate: self.layer_class(stage, rate), behind=stage.index > 0
+        )
 
     def embeddings(self, stage: Stage) -> Module:
         """What makes tokens of a picture."""
@@ -183,6 +186,7 @@ class PvtPatchEmbeddings(Module):
 
     def __init__(self, stage: Stage) -> None:
         config, size = stage.config, stage.size
+        self.is_last = stage.is_last
         side = config.integer("image_size") // (2 ** (stage.index + 1) if stage.index else 1)
         rows = (side // stage.patch_size) ** 2 + stage.is_last
         self.position_embeddings = Weight(1, rows, size)
@@ -214,6 +218,8 @@ class PvtPatchEmbeddings(Module):
         else:
             position_embeddings = self.interpolate_pos_encoding(table, height, width)
         embeddings = self.dropout(embeddings + position_embeddings)
+        if not self.is_last:
+            embeddings = read_as_picture(embeddings)
         return embeddings, height, width
 
 
@@ -221,8 +227,21 @@ class PvtStage(Stage):
     bias_key = "qkv_bias"
 
 
+class PvtLayer(Layer):
+    """Of a stage behind which a picture is made of the tokens: their gradients come as one."""
+
+    def __init__(self, stage: Stage, drop_path: float) -> None:
+        super().__init__(stage, drop_path)
+        self.is_last = stage.is_last
+
+    def forward(self, hidden_states: Handle, height: int, width: int) -> Handle:
+        layer_output = super().forward(hidden_states, height, width)
+        return layer_output if self.is_last else read_as_picture(layer_output)
+
+
 class PvtEncoder(Encoder):
     stage_class = PvtStage
+    layer_class = PvtLayer
 
     def embeddings(self, stage: Stage) -> Module:
         """With positions."""
@@ -242,11 +261,13 @@ class PvtEncoder(Encoder):
             )
             if stage.index:
                 self.begin_stage(stage, hidden_states)
+                self.run.outlive(hidden_states.record.storage)  # named until another layer returns
                 hidden_states = laid_as_picture(hidden_states, height, width)
             hidden_states, height, width = embed(hidden_states)
             assert isinstance(layers, LayerList)
             for block in layers:
-                hidden_states = block(hidden_states, height, width)
+                layer_outputs = block(hidden_states, height, width)
+                hidden_states = layer_outputs
         hidden_states = self.layer_norm(hidden_states)
         return hidden_states
 

@@ -13,6 +13,7 @@ from memplan.dtypes import DType
 from memplan.families.nesting import PartSpec, read_part
 from memplan.families.towers.sizes import few
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import ActivationModule
 from memplan.graph.modules.grids import BatchNorm, Conv2d, adaptive_mean, interpolate
 from memplan.graph.modules.handles import Handle
@@ -165,13 +166,12 @@ class UperNetForSemanticSegmentation(PictureTask):
         if "auxiliary_head" in self.children:
             auxiliary_logits = self.auxiliary_head(features)
             auxiliary_logits = interpolate(auxiliary_logits, height, width)
-        run.give_out(logits.record)
-        run.returned.append(logits.record)
         labels = from_batch(run, batch * height * width, DType.INT64)
         loss = Handle(run, cross_entropy(run, logits.record, labels), ())
         if auxiliary_logits is not None:
             auxiliary_loss = Handle(run, cross_entropy(run, auxiliary_logits.record, labels), ())
             loss += 0.4 * auxiliary_loss
+        hand_out(run, logits.record)
         return loss.record
 
 

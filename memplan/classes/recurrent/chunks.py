@@ -9,6 +9,7 @@ from memplan.graph.modules.layouts import always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import (
     dense_strides,
+    is_channels_last,
     is_contiguous,
     row_strides,
 )
@@ -24,19 +25,11 @@ def padded(x: Handle, length: int, dim: int = 1) -> Handle:
     shape = list(x.shape)
     shape[dim] = length
     run, made = x.run, empty(x.run, tuple(shape), x.dtype)
-    if channels_last(x) or made.shape == x.shape:
+    if is_channels_last(x.shape, x.strides) or made.shape == x.shape:
         made.strides = dense_strides(made.shape, x.strides)
     run.record(OperationKind.PAD, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
     given = x.shape
     return x.leads_to(made, lambda lies: dense_strides(given, lies))
-
-
-def channels_last(x: Handle) -> bool:
-    """Whether the second of four dimensions is the fastest (c10/core/MemoryFormat.h)."""
-    if len(x.shape) != 4 or is_contiguous(x.shape, x.strides):
-        return False
-    places = [x.strides[dim] for dim in (1, 3, 2, 0) if x.shape[dim] > 1]
-    return places == sorted(places)
 
 
 def whole(length: int, chunk: int) -> int:

@@ -181,7 +181,7 @@ def chunk_gated_delta_rule(
     key = key * remaining(cum_decay).unary(OperationKind.EXP).unsqueeze(-1)
     chunk_decay = cum_decay.select(-1).unary(OperationKind.EXP).unsqueeze(-1).unsqueeze(-1)
     parts = new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay
-    core_attn_out = over_chunks(states, core_attn_out, parts, length)
+    core_attn_out, _frame = over_chunks(states, core_attn_out, parts, length)
     return in_own_rows(core_attn_out, dtype)
 
 
@@ -194,13 +194,15 @@ def zeros(run: Run, shape: Shape, strides: Shape | None = None) -> Handle:
 
 def over_chunks(
     states: list[Handle], core_attn_out: Handle, parts: tuple[Handle, ...], length: int
-) -> Handle:
-    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added.
+) -> tuple[Handle, Handle]:
+    """Chunk by chunk: what the state predicts is taken off, read, and what is new is added; what has a name to the end
+    beside.
 
     The first state comes in a list, so that no other frame has a name for it."""
     state = states.pop()
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
+    inter_chunk_attn = core_attn_out  # each turn has its own
     for number in query.run.turns(chunks):
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)
@@ -214,7 +216,7 @@ def over_chunks(
         state = state * fading + matmul(keys.transpose(-1, -2), v_new)
     del state  # ``last_recurrent_state = None``
     core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
-    return core_attn_out.narrow(length, 2).transpose(1, 2)
+    return core_attn_out.narrow(length, 2).transpose(1, 2), inter_chunk_attn
 
 
 def in_own_rows(x: Handle, dtype: DType) -> Handle:
@@ -440,9 +442,19 @@ class Qwen3NextModel(MixtureModel):
         return int(head_width(config) * rotary_share(config, 0.25))
 
 
+class Qwen35RotaryEmbedding(SectionedRotaryEmbedding):
+    """Heights and widths are written between the times."""
+
+    def recomposed(self, freq: Handle) -> Handle:
+        """In place, then each number twice."""
+        run, batch = freq.run, freq.shape[0] // 3
+        freqs_thw = run.slice(freq.record, freq.numel // 3)
+        return self.doubled(Handle(run, freqs_thw, (batch, *freq.shape[1:])), self.width)
+
+
 class Qwen35TextModel(Qwen3NextModel):
     layer_class: Callable[[ConfigReader, LayerKind], DecoderLayer] = Qwen35DecoderLayer
-    rotary_class = SectionedRotaryEmbedding
+    rotary_class = Qwen35RotaryEmbedding
     adds_router_loss = False
 
     def is_sparse(self, config: ConfigReader, number: int) -> bool:  # noqa: ARG002

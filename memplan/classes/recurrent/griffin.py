@@ -102,7 +102,7 @@ class RecurrentGemmaRglru(Module):
     def forward(self, activations: Handle) -> Handle:
         batch, length, width = activations.shape
         reset = made_by(self.run, OperationKind.EQ, (1, length, 1), DType.BOOL)
-        reshape_act = activations.reshape(batch * length, self.heads, self.block_width)
+        reshape_act = activations.reshaped(batch * length, self.heads, self.block_width)
         reshape_act = reshape_act.permute(1, 0, 2)
         res = self.gate(self.input_gate_bias, reshape_act, self.input_gate_weight)
         input_gate = res.transpose(0, 1).reshape(batch, length, width).unary(OperationKind.SIGMOID)

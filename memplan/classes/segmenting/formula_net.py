@@ -11,6 +11,7 @@ from memplan.classes.segmenting.sam import SamVisionEncoder, parts_of
 from memplan.classes.translating.bart import MBartDecoder
 from memplan.dtypes import DType
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import Linear
 from memplan.graph.modules.grids import Conv2d
 from memplan.graph.modules.handles import Handle
@@ -72,9 +73,9 @@ class PPFormulaNetForConditionalGeneration(PictureTask):
         logits = self.lm_head(others[-1])
         batch, length, _ = logits.shape
         labels = from_batch(run, batch * length, DType.INT64)
-        run.returned.append(logits.record)
-        run.give_out(logits.record)
-        return cross_entropy(run, logits.float().record, labels)
+        loss = cross_entropy(run, logits.float().record, labels)
+        hand_out(run, logits.record)
+        return loss
 
 
 class PPFormulaNetModel(PictureModel):

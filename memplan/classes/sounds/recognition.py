@@ -7,6 +7,7 @@ from memplan.dtypes import DType
 from memplan.families.classes import BARE
 from memplan.families.request import ReadRequest, reject_task, task_named
 from memplan.graph.core.tensors import Tensor
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear
 from memplan.graph.modules.handles import Handle
 from memplan.graph.modules.layer_list import LayerList
@@ -146,10 +147,10 @@ class Generation(Transcripts):
         if head.weight.owner is not head:
             self.run.tie(head.parameter(head.weight), head.within)
         logits = head(last_hidden_state)
-        self.run.returned.append(logits.record)
-        self.run.give_out(logits.record)
         given = logits.float() if self.model.upcasts else logits
-        return cross_entropy(self.run, given.record, labels.record)
+        loss = cross_entropy(self.run, given.record, labels.record)
+        hand_out(self.run, logits.record)
+        return loss
 
 
 GENERATION = "ForConditionalGeneration"

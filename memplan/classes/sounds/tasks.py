@@ -12,6 +12,7 @@ from memplan.families.towers.sizes import at_least_one, each_stage
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import Dropout, Linear
 from memplan.graph.modules.functional import mean_of_tokens, softmax
 from memplan.graph.modules.handles import Handle, empty, made_by
@@ -29,12 +30,6 @@ SPEAKERS = "ForXVector"
 class SpeechTask(SoundTask):
     """The base model has frames, and perhaps an adapter that makes them fewer."""
 
-    def given_out(self, logits: Handle) -> Handle:
-        """The same, which is returned beside the loss."""
-        self.run.returned.append(logits.record)
-        self.run.give_out(logits.record)
-        return logits
-
 
 class ForCTC(SpeechTask):
     """Logits of every frame, and connectionist temporal classification."""
@@ -50,13 +45,14 @@ class ForCTC(SpeechTask):
         """Of as many labels as there are, at most a frame each."""
         del others
         hidden_states = self.dropout(last_hidden_state)
-        logits = self.given_out(self.lm_head(hidden_states))
+        logits = self.lm_head(hidden_states)
         batch, length, _ = logits.shape
         labels = min(self.run.options.target_seq_len, length)
         from_batch(self.run, batch * labels, DType.INT64)
         attention_mask = self.mask_of_ones(batch)
         loss = ctc_loss(logits, labels)
         del attention_mask
+        hand_out(self.run, logits.record)
         return loss
 
     def mask_of_ones(self, batch: int) -> Handle | None:
@@ -165,9 +161,11 @@ class ForSequenceClassification(ClassifiedTask):
         hidden_states = self.weighed(last_hidden_state, others[0])
         hidden_states = self.projector(hidden_states)
         pooled_output = mean_of_tokens(hidden_states)
-        logits = self.given_out(self.classifier(pooled_output))
+        logits = self.classifier(pooled_output)
         labels = from_batch(self.run, logits.shape[0], DType.INT64)
-        return cross_entropy(self.run, logits.record, labels)
+        loss = cross_entropy(self.run, logits.record, labels)
+        hand_out(self.run, logits.record)
+        return loss
 
 
 class ForAudioFrameClassification(ClassifiedTask):
@@ -181,11 +179,13 @@ class ForAudioFrameClassification(ClassifiedTask):
     def loss_of(self, last_hidden_state: Handle, *others: Any) -> Tensor:
         """Cross-entropy."""
         run, hidden_states = self.run, self.weighed(last_hidden_state, others[0])
-        logits = self.given_out(self.classifier(hidden_states))
+        logits = self.classifier(hidden_states)
         rows = logits.numel // self.spec.num_labels
         from_batch(run, logits.numel, DType.INT64)
         labels = made_by(run, OperationKind.MAX, (rows,), DType.INT64)
-        return cross_entropy(run, logits.record, labels.record)
+        loss = cross_entropy(run, logits.record, labels.record)
+        hand_out(run, logits.record)
+        return loss
 
 
 class ForXVector(ClassifiedTask):

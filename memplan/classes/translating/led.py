@@ -6,6 +6,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
+from memplan.classes.encoders.base import Unpadding
 from memplan.classes.encoders.longformer import LongformerSelfAttention, padded_length, read_windows
 from memplan.classes.translating.bart import (
     BartDecoder,
@@ -37,7 +38,7 @@ from memplan.graph.modules.rotary import concatenate
 from memplan.model.attention import AttentionSpec
 from memplan.model.config import ConfigReader
 from memplan.model.heads import Task
-from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.model.parameters import LayerBlock, ModelPart, WeightRole
 
 
 class LEDEncoderAttention(AttentionModule):
@@ -134,6 +135,8 @@ class LEDEncoder(BartStack):
     def __init__(self, config: ConfigReader) -> None:
         self.windows = read_windows(config, config.layers("encoder_layers"))
         super().__init__(config)
+        self.unpadding = Unpadding()
+        self.unpadding.segment = "encoder.unpadding", ModelPart.OTHER
 
     def kinds(self, config: ConfigReader, count: int) -> Sequence[Hashable]:
         """Each layer's window."""
@@ -165,7 +168,7 @@ class LEDEncoder(BartStack):
         for encoder_layer in self.layers:
             x = encoder_layer(x, attention_mask, is_index_masked)
         del is_index_global_attn, input_ids
-        return x if whole == length else x.narrow(length, dim=1)
+        return self.unpadding.of(x, length)
 
     def padded(self, mask: Handle, embeds: Handle, whole: int) -> tuple[Handle, Handle, Handle]:
         """``_pad_to_window_size``: ids, the mask and embeddings of so many tokens."""

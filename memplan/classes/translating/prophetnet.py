@@ -30,6 +30,7 @@ from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import Tensor, allocated_bytes
+from memplan.graph.losses.tasks import hand_out
 from memplan.graph.modules.basic import ActivationModule, Embedding, LayerNorm, Linear, dropout
 from memplan.graph.modules.contractions import einsum
 from memplan.graph.modules.functional import made_from, rows_of, softmax, total
@@ -504,8 +505,12 @@ class ProphetNetForConditionalGeneration(ConditionalGeneration):
         loss = cross_entropy(run, full.record, labels.record)
         if self.smooths:
             loss = self.smoothed(full, Handle(run, loss, ()))
-        run.returned.append(predict_logits.record)
-        del logits
+        further: tuple[Tensor, ...] = ()
+        if ngram > 1:
+            further = (
+                run.slice(predict_logits.record, predict_logits.numel // ngram * (ngram - 1)),
+            )
+        hand_out(run, logits.record, *further)
         return loss
 
     def smoothed(self, logits: Handle, loss: Handle) -> Tensor:

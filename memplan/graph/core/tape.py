@@ -78,7 +78,7 @@ class Tape(Weights):
         """Apply a function of one tensor, by the kind's row of the table or another one."""
         row = function or FUNCTIONS[kind]
         out = self.tensor(x.numel, dtype or x.dtype)
-        out.by_channel = x.by_channel
+        out.by_channel, out.by_column = x.by_channel, x.by_column
         kept = row.kept
         saves = (x,) if kept is Kept.ARGUMENT else (out,) if kept is Kept.RESULT else ()
         size = out.storage.num_bytes

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from memplan.dtypes import DType
 from memplan.fast_dataclass import dataclass
 from memplan.model.parameters import LayerBlock, WeightRole
+from memplan.units import MIB
 
 if TYPE_CHECKING:
     from memplan.training.quantization import Quantization
 
 ALLOCATION_ROUNDING = 512
 """Bytes to which torch's allocator rounds every block up."""
+SMALL_REQUEST_BYTES = 1 * MIB
+"""Up to here a block lies in segments for small ones (``kSmallSize``)."""
 
 
 def allocated_bytes(numel: int, dtype: DType) -> int:

@@ -92,6 +92,15 @@ def copy_outputs(t: Tape, logits: Tensor) -> bool:
     return True
 
 
+def hand_out(t: Tape, *outputs: Tensor) -> None:
+    """Return tensors beside such a loss: they die with the outputs, once the forward pass is over, unless the loop does
+    more with them."""
+    t.returned += outputs
+    for each in outputs:
+        if not copy_outputs(t, each):
+            t.give_out(each)
+
+
 def softmax_in_place(t: Tape, logits: Tensor) -> Tensor:
     """Megatron's: fp32 logits become their softmax, and later their gradient, in one storage."""
     full = t.cast(logits, DType.FP32)

@@ -102,11 +102,11 @@ class Linear(Module):
         return made
 
     def _adds_apart(self, x: Handle) -> bool:
-        """Whether the bias is added to the product, as of sequences that have to be copied into rows."""
+        """Whether the bias is added to the product, as of sequences that do not lie in rows."""
         options = self.run.options
         whole = self.split is Split.WHOLE and options.fp8 is Fp8Recipe.NONE
         whole = whole and not options.python_linear
-        return whole and "bias" in self.weights and len(x.shape) > 2 and not x.is_rows
+        return whole and "bias" in self.weights and len(x.shape) > 2 and not x.is_contiguous
 
     def _apart(self, x: Handle) -> Tensor:
         """``matmul(x, weight.T).add_(bias)`` (torch 2.13, aten/src/ATen/native/Linear.cpp, ``linear``)."""
@@ -118,7 +118,7 @@ class Linear(Module):
         run, weight = self.run, self.parameter(self.weight)
         run.cast_weight(weight)
         given = x if run.autocast is None else x.to(run.autocast)
-        return matmul_weight(run, given.contiguous().laid(), weight)
+        return matmul_weight(run, (given if given.is_rows else given.contiguous()).laid(), weight)
 
     def _again(self, x: Handle) -> Tensor:
         """Through a matrix that a call before has declared in the same segment."""

@@ -13,7 +13,13 @@ from memplan.graph.experts.routing import divided, sum_dtype, summed_rows, take,
 from memplan.graph.modules.handles import Handle, empty, made_by, seen_in
 from memplan.graph.modules.layouts import Settled, always, in_rows, unchanged
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, dense_strides, is_contiguous
+from memplan.graph.modules.strides import (
+    Shape,
+    dense_strides,
+    is_contiguous,
+    may_overlap,
+    row_strides,
+)
 from memplan.graph.operations.activations import activation
 from memplan.graph.operations.elementwise import clamped as clamped_by
 from memplan.graph.operations.elementwise import softmax as softmax_of
@@ -45,7 +51,12 @@ def in_rows_again(x: Handle) -> Handle:
 
 def read_in_rows(x: Handle) -> Handle:
     """What the next segment reads, whose gradient comes in rows from there, however this lies."""
-    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), in_rows(x.shape))
+    return read_as(x, row_strides(x.shape))
+
+
+def read_as(x: Handle, strides: Shape) -> Handle:
+    """The same of a gradient that comes otherwise."""
+    return x.leads_to(Handle(x.run, x.record, x.shape, x.strides), always(strides))
 
 
 def softmax(x: Handle, *, dtype: DType | None = None, in_own_dtype: bool = False) -> Handle:
@@ -758,17 +769,18 @@ def padded(x: Handle, shape: Shape) -> Handle:
 
 
 def as_strided(x: Handle, shape: Shape, strides: Shape, *, turned: bool = False) -> Handle:
-    """A view that may overlap itself: its gradient is added up by the numbers of its elements.
+    """A view that may overlap itself: its gradient is then added up by the numbers of its elements, and
+    one that comes ``turned`` put into rows before; where it does not, it is copied into zeros.
 
-    One that comes ``turned`` is put into rows before.
     (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``as_strided_backward``)
     """
     run, made = x.run, Handle(x.run, x.run.view(x.record, prod(shape)), shape, strides)
     rows = (allocated_bytes(made.numel, x.dtype),) * turned
     numbers = allocated_bytes(x.numel, DType.INT64), allocated_bytes(made.numel, DType.INT64)
+    adds_up = (RESULT, numbers[0], *rows, numbers[1]) if may_overlap(shape, strides) else ()
     run.record(
         OperationKind.VIEW, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=(RESULT, numbers[0], *rows, numbers[1]),
+        backward_scratch_bytes=adds_up,
     )  # fmt: skip
     return x.leads_to(made, always(x.strides))
 
@@ -803,14 +815,19 @@ def filled_where(x: Handle, mask: Handle) -> Handle:
 
 
 def add_to_view(x: Handle, other: Handle) -> Handle:
-    """``view += other``, of all that ``x`` is: backward copies its gradient, and the view's part of that.
+    """``view += other``, of all that ``x`` is: backward copies its gradient, and the view's part of that, which is the
+    other one's, or is summed to that.
 
     (torch 2.13, csrc/autograd/functions/tensor.cpp, ``CopySlices``)
     """
     run, made, size = x.run, x.run.view(x.record, x.numel), allocated_bytes(x.numel, x.dtype)
+    of_other: int = Gradient.NONE
+    if other.requires_grad:
+        of_other = Gradient.FRESH if other.numel == x.numel else size
     run.record(
         OperationKind.ADD_IN_PLACE, (x.record, other.record), (made,),
-        gradients=(Gradient.FRESH, Gradient.NONE), backward_scratch_bytes=(RESULT, size),
+        gradients=(Gradient.FRESH, of_other),
+        backward_scratch_bytes=() if other.requires_grad else (RESULT, size),
     )  # fmt: skip
     return x.leads_to(Handle(run, made, x.shape, x.strides), in_rows(x.shape))
 

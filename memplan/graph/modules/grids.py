@@ -15,8 +15,9 @@ from memplan.graph.modules.basic import fp32_under_autocast
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import Settled, always, in_rows
 from memplan.graph.modules.module import Module, Weight
-from memplan.graph.modules.strides import Shape, is_contiguous, row_strides
+from memplan.graph.modules.strides import Shape, is_channels_last, is_contiguous, row_strides
 from memplan.graph.operations.convolutions import convolve, copy_gradient
+from memplan.graph.operations.norms import beside_sum
 from memplan.model.parameters import WeightRole
 
 
@@ -44,15 +45,15 @@ class Conv2d(Module):
     def forward(self, x: Handle) -> Handle:
         """One kernel; what lies channels last is given so (ATen/native/Convolution.cpp,
         ``determine_backend_memory_format``)."""
-        batch, channels, *sides = x.shape
+        batch, _, *sides = x.shape
         out_channels, height, width = self.sides_of(*sides)
         weight = self.parameter(self.weight)
         bias = self.parameter(self.weights["bias"]) if "bias" in self.weights else None
-        last = channels > 1 and x.strides[1] == 1
+        last = is_channels_last(x.shape, x.strides)
         made = convolve(
             x.run, x.record, weight, bias, batch * height * width, out_channels,
             channels_last=last and not is_of_both(self.weight.shape),
-            reads_rows=not last and not is_contiguous(x.shape, x.strides),
+            reads_rows=not last and not is_contiguous(x.shape, x.strides), gives_last=last,
         )  # fmt: skip
         shape = batch, out_channels, height, width
         if last:
@@ -168,8 +169,8 @@ class BatchNorm(Module):
         """One kernel; what it goes by when it is not trained are buffers of its own."""
         run, (channels,) = x.run, self.weight.shape
         weight, bias = self.parameter(self.weight), self.parameter(self.bias)
-        for dtype in (run.compute if run.autocast is None else DType.FP32,) * 2:
-            run.hold_buffer(channels, dtype, module=self.within)
+        for _ in range(2):
+            run.hold_buffer(channels, run.options.weights, module=self.within)
         run.hold_buffer(1, DType.INT64, module=self.within)
         made = run.tensor(x.numel, x.dtype)
         statistics = [run.tensor(channels, DType.FP32) for _ in range(2)]
@@ -181,7 +182,8 @@ class BatchNorm(Module):
 
 
 class GroupNorm(Module):
-    """``torch.nn.GroupNorm``: in fp32 under autocast; keeps its input and two numbers a group."""
+    """``torch.nn.GroupNorm``: in fp32 under autocast, which casts the last of its arguments first; keeps its input and two
+    numbers a group. Its kernel makes a factor and a summand of each channel (ATen/native/cuda/group_norm_kernel.cu)."""
 
     def __init__(self, groups: int, channels: int) -> None:
         self.groups = groups
@@ -190,13 +192,17 @@ class GroupNorm(Module):
 
     def forward(self, x: Handle) -> Handle:
         """One kernel."""
-        run, x = x.run, fp32_under_autocast(x)
-        weight, bias = self.parameter(self.weight), self.parameter(self.bias)
+        run, (batch, channels, *_) = x.run, x.shape
+        weights = [self.operand(self.bias), self.operand(self.weight)]
+        bias, weight = (fp32_under_autocast(each).record for each in weights)
+        x = fp32_under_autocast(x)
         made = run.tensor(x.numel, x.dtype)
-        statistics = [run.tensor(x.shape[0] * self.groups, x.dtype) for _ in range(2)]
+        statistics = [run.tensor(batch * self.groups, x.dtype) for _ in range(2)]
+        each = () if run.decomposed else (allocated_bytes(batch * channels, DType.FP32),)
         run.record(
             OperationKind.LAYER_NORM, (x.record, weight, bias), (made, *statistics),
-            saves=(x.record, *statistics, weight, bias), gradients=(Gradient.FRESH,) * 3,
+            saves=(x.record, *statistics, weight), gradients=(Gradient.FRESH,) * 3,
+            forward_scratch_bytes=(*(RESULT,) * 3, *each, *each) if each else (),
         )  # fmt: skip
         return x.like(made)
 
@@ -220,10 +226,11 @@ class DropPath(Module):
 
 
 def interpolate(x: Handle, height: int, width: int) -> Handle:
-    """``F.interpolate``, which autocast runs in fp32: nothing is kept."""
+    """``F.interpolate``, which autocast runs in fp32: nothing is kept. Of a table of tokens, seen as a picture, the
+    gradient comes as one."""
     x = fp32_under_autocast(x)
     made = empty(x.run, (*x.shape[:2], height, width), x.dtype)
-    x.run.record(OperationKind.UPSAMPLE, (x.record,), (made.record,), gradients=(Gradient.FRESH,))
+    x.run.record(OperationKind.UPSAMPLE, (x.record,), (made.record,), gradients=(Gradient.TURNED,))
     return x.leads_to(made, in_rows(x.shape))
 
 
@@ -260,18 +267,23 @@ def mean_of_windows(x: Handle, side: int = 1) -> Handle:
 
 
 def norm_of_picture(x: Handle) -> Handle:
-    """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast.
+    """``torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)``, in fp32 under autocast: a sum over positions.
 
-    Backward makes the quotient, and where the norm is 0 (torch 2.13, ``linalg_vector_norm_backward``).
+    Backward makes the quotient, and where the norm is 0, and has its result in the norm's format first (torch 2.13,
+    ``linalg_vector_norm_backward``).
     """
     run, shape = x.run, (x.shape[0], 1, 1, x.shape[-1])
     made = empty(run, shape, x.dtype if run.autocast is None else DType.FP32)
     quotient, zeros = (
         allocated_bytes(x.numel, made.dtype), allocated_bytes(made.numel, DType.BOOL),
     )  # fmt: skip
+    scratch = [RESULT]
+    if not run.decomposed:
+        scratch += beside_sum(scratch, made.numel, x.numel // made.numel, quotient, run)
     run.record(
         OperationKind.VECTOR_NORM, (x.record,), (made.record,), saves=(x.record, made.record),
-        gradients=(Gradient.FRESH,), backward_scratch_bytes=(quotient, zeros, RESULT),
+        gradients=(Gradient.FRESH if x.dtype is made.dtype else quotient,), forward_scratch_bytes=scratch,
+        backward_scratch_bytes=(quotient, zeros, RESULT),
     )  # fmt: skip
     return x.leads_to(made, in_rows(x.shape))
 

@@ -97,6 +97,11 @@ class Handle:
         shape = self.shape
         return view_strides(shape, self.strides, (prod(shape[:-1]), shape[-1])) is not None
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie in rows."""
+        return is_contiguous(self.shape, self.strides)
+
     def like(self, record: Tensor, other: "Handle | None" = None) -> "Handle":
         """What an operation element by element gave: it lies as the operand that has its shape."""
         source, shape = self, self.shape
@@ -360,6 +365,14 @@ class Handle:
         )
 
     reshape = view
+
+    def reshaped(self, *wanted: int) -> "Handle":
+        """``reshape`` whose gradient comes turned: a node of autograd's however few dimensions there are."""
+        shape = self._whole(wanted)
+        strides = view_strides(self.shape, self.strides, shape)
+        if strides is None:
+            return self.contiguous().reshaped(*shape)
+        return self.viewed(shape, strides)
 
     def seen_as(self, *shape: int) -> "Handle":
         """A view that is a node of autograd's: where gradients are added up behind it, it is written down."""

@@ -6,11 +6,12 @@ makes and drops is there once. So one turn is recorded for all of them, and what
 as what they all keep.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memplan.fast_dataclass import dataclass
+from memplan.graph.core.segments import Operation
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Storage, Tensor
+from memplan.graph.core.tensors import SMALL_REQUEST_BYTES, Storage, Tensor
 
 EXACT_TURNS = 64
 """Loops of up to so many turns are written down turn by turn."""
@@ -68,18 +69,51 @@ class Turns:
         operations = self.tape.segment.operations
         kept = {storage for each in operations for storage in each.saved}
         listed = {each.storage for each in self.collected}
+        pieces: dict[Storage, list[Tensor]] = {}
         for count, places in self._many:
-            found: dict[Storage, None] = {}
             for place in places:
                 operations[place].flops *= count
                 operations[place].turns = count
                 read = {tensor.storage for tensor in operations[place].inputs}
                 for tensor in operations[place].outputs:
-                    if tensor.storage not in read:
-                        found[tensor.storage] = None
-            for storage in found:
-                if storage in kept and storage not in listed:
-                    storage.num_bytes *= count
+                    storage = tensor.storage
+                    if storage not in read and storage in kept and storage not in listed:
+                        pieces[storage] = _pieces(tensor, count)
+        for operation in operations if pieces else ():
+            _add_pieces(operation, pieces)
+
+
+def _pieces(made: Tensor, count: int) -> list[Tensor]:
+    """Let a turn's tensor be the first piece of those of so many turns; returns the others.
+
+    Small blocks lie in segments of their own, which nothing large is put into: a piece is as large as still lies there.
+    """
+    each = made.storage
+    turns = max(1, SMALL_REQUEST_BYTES // each.num_bytes) if each.num_bytes else count
+    if each.num_bytes > SMALL_REQUEST_BYTES:
+        turns = count
+    sizes = [min(turns, count - done) for done in range(0, count, turns)]
+    own, numel = each.num_bytes, made.numel
+    each.num_bytes = own * sizes[0]
+    return [_beside(made, numel * size, own * size) for size in sizes[1:]]
+
+
+def _beside(made: Tensor, numel: int, num_bytes: int) -> Tensor:
+    """Another tensor that lives as long as one."""
+    first = made.storage
+    storage = Storage(num_bytes, first.segment, first.last_read)
+    storage.kept_by_maker, storage.touched = first.kept_by_maker, first.touched
+    return Tensor(numel, made.dtype, storage, requires_grad=made.requires_grad)
+
+
+def _add_pieces(operation: Operation, pieces: Mapping[Storage, list[Tensor]]) -> None:
+    """Have an operation make all pieces of what it makes, and keep those of what it keeps."""
+    more = [each for made in operation.outputs for each in pieces.get(made.storage, ())]
+    if more:
+        operation.outputs = (*operation.outputs, *more)
+    kept = [each.storage for storage in operation.saved for each in pieces.get(storage, ())]
+    if kept:
+        operation.saved = (*operation.saved, *kept)
 
 
 def _counts(total: int, repetitions: int) -> list[int]:

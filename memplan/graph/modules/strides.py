@@ -90,3 +90,39 @@ def view_strides(shape: Shape, strides: Shape, wanted: Shape) -> Shape | None:
         if dim:
             base, size, taken = strides[dim - 1], 1, 1
     return tuple(found) if at == -1 else None
+
+
+def may_overlap(shape: Shape, strides: Shape) -> bool:
+    """Whether an element may be seen twice; dimensions of one say nothing.
+
+    (torch 2.13, csrc/autograd/FunctionsManual.cpp, ``_maybe_overlapping_memory``)
+
+    >>> may_overlap((2, 3, 4), (8, 2, 1)), may_overlap((2, 1, 4), (8, 2, 1))
+    (True, False)
+    """
+    last = 0
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1
+    ):
+        if stride <= last:
+            return True
+        last += stride * (size - 1)
+    return False
+
+
+def is_channels_last(shape: Shape, strides: Shape) -> bool:
+    """Whether torch takes a picture for one whose channels come last: of a batch of one it goes by the batch's stride too.
+
+    (torch 2.13, c10/core/MemoryFormat.h, ``is_channels_last_strides_2d_s4``)
+
+    >>> is_channels_last((1, 8, 4, 4), (128, 1, 32, 8)), is_channels_last((1, 8, 4, 4), (8, 1, 32, 8))
+    (True, False)
+    """
+    if len(shape) != 4 or not strides[1]:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if strides[dim] < least or (not dim and least == strides[1]):
+            return False
+        least = strides[dim] * max(1, shape[dim])
+    return True

@@ -16,6 +16,7 @@ def convolve(
     *,
     reads_rows: bool = False,
     channels_last: bool = False,
+    gives_last: bool = False,
 ) -> Tensor:
     """Whose result has so many ``positions`` over the batch; its weight may have been computed.
 
@@ -23,7 +24,8 @@ def convolve(
     more, and no more of it than it reads (torch 2.13, ATen/native/Convolution.cpp, ``input.contiguous``).
 
     Where the input's channels come last (``channels_last``), the kernels take the weight so, forward and
-    backward, and give its gradient so (ATen/native/cudnn/ConvShared.cpp, ``weight->contiguous``).
+    backward, and give its gradient so (ATen/native/cudnn/ConvShared.cpp, ``weight->contiguous``). What is given so
+    (``gives_last``) has its bias's gradient summed over positions (ATen/native/Convolution.cpp, ``grad_output.sum``).
     """
     addend = t.cast_weight(bias) if bias is not None else None
     factor, given = weight, x
@@ -40,6 +42,8 @@ def convolve(
         copied = (allocated_bytes(given.numel, given.dtype),)
     again = copied
     gradients = [Gradient.FRESH] * len(inputs)
+    if addend is not None and gives_last and not t.decomposed:
+        gradients[2] = Gradient.SUMMED
     turned: tuple[int, ...] = ()
     if channels_last and not t.decomposed:
         turned = (RESULT, factor.storage.num_bytes)
@@ -58,14 +62,16 @@ def convolve(
 
 def copy_gradient(operation: Operation) -> None:
     """What arrives lies otherwise than the kernels take it, and is copied for them; the bias's gradient is
-    the sum of its rows as it came."""
+    the sum of it as it came: of positions where its channels come last, else of rows."""
     inside = operation.backward_scratch or (RESULT,) * sum(
         each.requires_grad for each in operation.inputs[:2]
     )
     size = operation.outputs[0].storage.num_bytes
     operation.backward_scratch = size, *(each - (each < 0) for each in inside), ~0
-    if len(operation.inputs) > 2 and operation.gradients[1] is not Gradient.TURNED:
-        operation.gradients = (*operation.gradients[:2], Gradient.SUMMED)
+    if len(operation.inputs) > 2:
+        *others, of_bias = operation.gradients
+        came = Gradient.FRESH if of_bias is Gradient.SUMMED else Gradient.SUMMED
+        operation.gradients = (*others, came)
 
 
 def copy_gradient_first(convolution: Operation) -> None:

@@ -1,5 +1,7 @@
 """Layer norms and RMS norms: what each code base's implementation really runs."""
 
+from collections.abc import Sequence
+
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient, Operation
@@ -175,14 +177,23 @@ def beside_partial_sums(
     steps = [*scratch, *(RESULT,) * (results - scratch.count(RESULT))]
     rows = ceil_div(x.numel // width, ROWS_SUMMED)
     rows = min(rows, MOST_PARTIAL_SUMS // round_up(width, ROWS_SUMMED))
-    device = Multiprocessors(t.num_multiprocessors, t.options.threads_per_multiprocessor)
     sizes = [allocated_bytes(rows * width, each.dtype) for each in trained]
     steps += sizes
     for size in sizes:
-        for launch in column_sum_scratch(width, rows, size, device):
-            begin = len(steps)
-            steps += [*launch, *(~(begin + number) for number in reversed(range(len(launch))))]
+        steps += beside_sum(steps, width, rows, size, t)
     return tuple(steps)
+
+
+def beside_sum(
+    before: Sequence[int], columns: int, rows: int, num_bytes: int, t: Tape
+) -> list[int]:
+    """What a sum over rows comes and goes with, ``before`` which so many steps stand."""
+    device = Multiprocessors(t.num_multiprocessors, t.options.threads_per_multiprocessor)
+    steps: list[int] = []
+    for launch in column_sum_scratch(columns, rows, num_bytes, device):
+        begin = len(before) + len(steps)
+        steps += [*launch, *(~(begin + number) for number in reversed(range(len(launch))))]
+    return steps
 
 
 def layer_norm_per_head(t: Tape, x: Tensor, name: str, width: int, heads: int) -> Tensor:

@@ -14,11 +14,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from operator import add, eq
 from typing import NamedTuple
 
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, SMALL_REQUEST_BYTES
 from memplan.units import MIB, ceil_div
 
-SMALL_REQUEST_BYTES = 1 * MIB
-"""Up to here a request goes to the small pool (``kSmallSize``)."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 """A segment of the small pool (``kSmallBuffer``)."""
 MEDIUM_SEGMENT_BYTES = 20 * MIB

@@ -10,13 +10,12 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import NamedTuple
 
-from memplan.graph.core.tensors import ALLOCATION_ROUNDING
+from memplan.graph.core.tensors import ALLOCATION_ROUNDING, SMALL_REQUEST_BYTES
 from memplan.memory.replaying.allocator import (
     EMPTY_CACHE,
     FREE,
     MEDIUM_SEGMENT_BYTES,
     ROOM,
-    SMALL_REQUEST_BYTES,
     SMALL_SEGMENT_BYTES,
     STREAM_BITS,
     with_streams,

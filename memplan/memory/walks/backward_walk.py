@@ -386,7 +386,10 @@ class BackwardWalk(GradientFlow):
             return buffer
         if product.num_bytes == allocated_bytes(out.numel, tensor.dtype):
             return buffer
-        return GradientBuffer(allocated_bytes(tensor.numel, out.dtype))
+        summed_bytes = allocated_bytes(tensor.numel, out.dtype)
+        if product.num_bytes == summed_bytes:
+            return buffer  # as many elements: it is only cast
+        return GradientBuffer(summed_bytes)
 
     def _incoming(self, operation: Operation) -> list[GradientBuffer]:
         """The gradients of what it made, as it takes them."""
@@ -440,7 +443,8 @@ class BackwardWalk(GradientFlow):
                 self._play(stages.pop(0))
             size = _whole_bytes(tensor) if kind == _WHOLE else gradient_bytes_of(tensor)
             buffer = GradientBuffer(size, is_view=kind == _VIEW or _drops_rows(tensor, kind))
-            buffer.is_turned = kind == _TURNED
+            # A cast keeps the order in which elements lie.
+            buffer.is_turned = kind == _TURNED or (incoming.is_turned and operation.kind is _TO)
             made.append((tensor, buffer))
             if kept is not None:
                 self.handed_over[kept] = buffer
@@ -503,7 +507,7 @@ BIASED = 3
 _SUMMED, _ALIAS, _FRESH = int(Gradient.SUMMED), int(Gradient.ALIAS), int(Gradient.FRESH)
 _SAVED, _VIEW, _WHOLE = int(Gradient.SAVED), int(Gradient.VIEW), int(Gradient.WHOLE)
 _REUSED, _SEEN, _COLUMNS = int(Gradient.REUSED), int(Gradient.SEEN), int(Gradient.COLUMNS)
-_TURNED = int(Gradient.TURNED)
+_TURNED, _TO = int(Gradient.TURNED), OperationKind.TO
 
 
 def _drops_rows(tensor: Tensor, kind: int) -> bool:

@@ -61,11 +61,10 @@ class Sampler:
 
     def signal(self, *shape: int, casts: bool) -> Any:
         """Pictures or sound; in the weights' format where the class does not cast what it is given."""
-        made = torch.rand(shape, device=self.device)
         precision = PRECISIONS[self.setup.chosen_precision]
-        if casts or precision.autocast is not None:
-            return made
-        return made.to(FORMATS[precision.weights])
+        is_whole = casts or precision.autocast is not None
+        dtype = torch.float32 if is_whole else FORMATS[precision.weights]
+        return torch.rand(shape, dtype=dtype, device=self.device)
 
 
 def batch_of(sampler: Sampler) -> Batch:
