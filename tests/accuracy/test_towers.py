@@ -11,6 +11,7 @@ from memplan.fast_dataclass import replace
 from memplan.model.spec import ModelSpec
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from tests.accuracy import test_diffusion
 from tests.accuracy.allocator_records import TASKS
 from tests.accuracy.comparison import Comparison, read_records, remember_off, remember_parted
 from tests.accuracy.test_activations_reference import PRECISIONS
@@ -42,6 +43,13 @@ def setup_of(record: dict[str, Any], model: ModelSpec) -> TrainingSetup:
         optimizer=settings["opt"].replace("_", "-"),
         **settings.get("setup", {}),
     )
+
+
+def asked_of(file: str, record: dict[str, Any], model: ModelSpec) -> TrainingSetup:
+    """What a record of any of these files was run with."""
+    if file == "diffusion":
+        return replace(test_diffusion.setup_of(record), kernel_scratch=True)
+    return setup_of(record, model)
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:
@@ -77,8 +85,8 @@ def test_towers(
 
 
 def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
-    """Second steps of these records and of rare models of text, block by block, on PyTorch's own CUDA build (as
-    ``orders.json`` has those of common ones): no more events stand elsewhere than did.
+    """Second steps of these records, of rare models of text and of denoisers, block by block, on PyTorch's own CUDA
+    build (as ``orders.json`` has those of common ones): no more events stand elsewhere than did.
 
     FLOPs of the forward pass are those that torch's ``FlopCounterMode`` counted, to a thousandth: it runs a
     pooled token's product, too, that no loss reaches. What its zeros decide (tokens of an expert, of a language) is not
@@ -87,7 +95,7 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
     data = checkout / "tests" / "data"
     records = {
         (name, each["id"]): each
-        for name in (*NUM_EXACT, "long_tail")
+        for name in (*NUM_EXACT, "long_tail", "diffusion")
         for each in read_records(data / f"{name}.jsonl")
     }
     parted = {}
@@ -95,7 +103,7 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
         record = records[step["file"], step["id"]]
         task = record.get("task")
         model = load_model(record["config"], TASKS.get(task, task))
-        given = rank_input(model, setup_of(record, model))
+        given = rank_input(model, asked_of(step["file"], record, model))
         parted[step["id"]] = num_parted(second_step(given), recorded_tokens(step["events"]))
         if "flops" in step:
             found = count_flops(given.tape, model).forward

@@ -165,9 +165,7 @@ def test_order(record: dict[str, Any]) -> None:
 def test_order_of_a_type(record: dict[str, Any]) -> None:
     """Which gradients are views, where a variable goes, what a class adds or scales: each has its place in the order.
     What stands elsewhere is as many events as it was: one that comes nearer takes its figure along."""
-    step = events_of_step(
-        given_of({**record, "setup": {**BY_TYPE["setup"], **record["setup"]}})
-    )
+    step = events_of_step(given_of({**record, "setup": {**BY_TYPE["setup"], **record["setup"]}}))
     parted = [
         num_parted(tokens_of(*step, least), recorded_tokens(record["events"], least))
         for least in (DATA["least_units"], 1)

@@ -88,7 +88,9 @@ def test_a_node_s_cpu_ram_judges_every_row() -> None:
     grid = Grid(axes={"num_gpus": 2, "zero_stage": [2, 3], "offload_optimizer": "cpu"})
     (least, most) = sorted(each.estimates[0].host_bytes for each in sweep(MODEL, grid, GPUS[2:]))
     for node, fitting in ((most, 2), (most - 1, 1), (least - 1, 0)):
-        answers = [each.estimates[0] for each in sweep(MODEL, grid, GPUS[2:], node_memory_bytes=node)]
+        answers = [
+            each.estimates[0] for each in sweep(MODEL, grid, GPUS[2:], node_memory_bytes=node)
+        ]
         assert [each.host_verdict for each in answers].count(Verdict.FITS) == fitting
         assert all(each.node_memory_bytes == node for each in answers)
     assert all(each.estimates[0].host_verdict is None for each in sweep(MODEL, grid, GPUS[2:]))
