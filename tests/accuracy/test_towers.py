@@ -15,7 +15,14 @@ from tests.accuracy import test_diffusion
 from tests.accuracy.allocator_records import TASKS
 from tests.accuracy.comparison import Comparison, read_records, remember_off, remember_parted
 from tests.accuracy.test_activations_reference import PRECISIONS
-from tests.memory.test_orders import num_parted, rank_input, recorded_tokens, second_step
+from tests.memory.test_orders import (
+    LEAST_UNITS,
+    events_of_step,
+    num_parted,
+    rank_input,
+    recorded_tokens,
+    tokens_of,
+)
 
 FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
 EXACT = 0.0001
@@ -104,7 +111,13 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
         task = record.get("task")
         model = load_model(record["config"], TASKS.get(task, task))
         given = rank_input(model, asked_of(step["file"], record, model))
-        parted[step["id"]] = num_parted(second_step(given), recorded_tokens(step["events"]))
+        predicted = events_of_step(given)
+        compared = {step["id"]: LEAST_UNITS}
+        if step.get("whole"):  # it was recorded with every block, however small
+            compared[f"{step['id']}, every block"] = 1
+        for name, least in compared.items():
+            recorded = recorded_tokens(step["events"], least)
+            parted[name] = num_parted(tokens_of(*predicted, least), recorded)
         if "flops" in step:
             found = count_flops(given.tape, model).forward
             assert found == pytest.approx(step["flops"], rel=0.0015), step["id"]

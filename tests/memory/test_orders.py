@@ -33,12 +33,17 @@ MOST_DIFFERENT = 4
 MOST_EVENTS = 16
 """Their events in all."""
 DATA: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
+LEAST_UNITS: int = DATA["least_units"]
 DIFFERENT: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
 
-BY_TYPE: dict[str, Any] = json.loads(
-    RECORDED.with_name("type_orders.json").read_text(encoding="utf-8")
-)
-"""The second step of one model of each further type, with every block; which of its events stand elsewhere is known."""
+WHOLE: list[dict[str, Any]] = [
+    {**record, "setup": {**each["setup"], **record["setup"]}}
+    for name in ("type_orders.json", "engine_orders.json")
+    for each in [json.loads(RECORDED.with_name(name).read_text(encoding="utf-8"))]
+    for record in each["records"]
+]
+"""The second step of one model of each further type, and of one under each engine, with every block; which of its events
+stand elsewhere is known."""
 
 Token = tuple[str, int, int]
 """What happens, to how many units, and to which of the blocks of that size, the oldest first."""
@@ -117,7 +122,7 @@ def rank_input(model: ModelSpec, setup: TrainingSetup) -> RankInput:
 
 def second_step(given: RankInput) -> list[Token]:
     """What happens in it, without small blocks."""
-    return tokens_of(*events_of_step(given), DATA["least_units"])
+    return tokens_of(*events_of_step(given), LEAST_UNITS)
 
 
 def events_of_step(given: RankInput) -> tuple[list[int], int]:
@@ -161,14 +166,15 @@ def test_order(record: dict[str, Any]) -> None:
     assert known <= MOST_SPARE * parted, "its bound in orders_known.json is idle"
 
 
-@pytest.mark.parametrize("record", BY_TYPE["records"], ids=lambda record: str(record["name"]))
-def test_order_of_a_type(record: dict[str, Any]) -> None:
-    """Which gradients are views, where a variable goes, what a class adds or scales: each has its place in the order.
-    What stands elsewhere is as many events as it was: one that comes nearer takes its figure along."""
-    step = events_of_step(given_of({**record, "setup": {**BY_TYPE["setup"], **record["setup"]}}))
+@pytest.mark.parametrize("record", WHOLE, ids=lambda record: str(record["name"]))
+def test_order_of_every_block(record: dict[str, Any]) -> None:
+    """Which gradients are views, where a variable goes, what a class adds or scales, what an engine gathers and reduces:
+    each has its place in the order. What stands elsewhere is as many events as it was: one that comes nearer takes its
+    figure along."""
+    step = events_of_step(given_of(record))
     parted = [
         num_parted(tokens_of(*step, least), recorded_tokens(record["events"], least))
-        for least in (DATA["least_units"], 1)
+        for least in (LEAST_UNITS, 1)
     ]
     assert parted == record["apart"]
 
