@@ -1,12 +1,13 @@
 """Which parameters are not trained."""
 
 import re
+import sys
 from typing import Any
 
 from memplan.errors import SetupError, did_you_mean
 from memplan.fast_dataclass import dataclass
 
-ALL_LAYERS = 10**9
+ALL_LAYERS = sys.maxsize
 """Where a range of layers ends that was written ``layers``."""
 ALL_BUT = "all but "
 """What patterns of names follow that alone are trained."""

@@ -21,8 +21,8 @@ BY_TENSORS, BY_BUILD, BY_ENGINES = "fake tensors", "CUDA build", "engines"
 OF_ENGINES = {"fsdp": "peak, FSDP2", "deepspeed": "peak, DeepSpeed ZeRO 2-3"}
 
 
-def estimate_of(record: dict[str, Any]) -> memplan.Estimate:
-    """The recorded step: an engine takes its own precision."""
+def setup_of(record: dict[str, Any]) -> memplan.TrainingSetup:
+    """The recorded step's: an engine takes its own precision."""
     adapter = None
     if "lora" in record:
         adapter = memplan.Lora(rank=record["lora"]["r"], targets=tuple(record["lora"]["targets"]))
@@ -31,7 +31,7 @@ def estimate_of(record: dict[str, Any]) -> memplan.Estimate:
         engine = {"engine": record["engine"], "num_gpus": record["world"], "num_nodes": 1}
         if "stage" in record:
             engine["zero_stage"] = record["stage"]
-    setup = memplan.TrainingSetup(
+    return memplan.TrainingSetup(
         **engine,
         micro_batch_size=record["batch"],
         seq_len=record["prompt"],
@@ -42,9 +42,15 @@ def estimate_of(record: dict[str, Any]) -> memplan.Estimate:
         checkpointing="full" if record["checkpointed"] else "none",
         kernel_scratch=record["by"] != BY_TENSORS,
     )
+
+
+def estimate_of(record: dict[str, Any]) -> memplan.Estimate:
+    """What memplan says of it."""
     gpu = None if record["by"] == BY_TENSORS else "a100-80gb"
     rank = 0 if record["by"] == BY_ENGINES else None
-    return memplan.estimate(memplan.load_model(record["config"]), setup, gpu=gpu, rank=rank)
+    return memplan.estimate(
+        memplan.load_model(record["config"]), setup_of(record), gpu=gpu, rank=rank
+    )
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:

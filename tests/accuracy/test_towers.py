@@ -11,10 +11,18 @@ from memplan.fast_dataclass import replace
 from memplan.model.spec import ModelSpec
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
+from tests.accuracy import test_diffusion
 from tests.accuracy.allocator_records import TASKS
 from tests.accuracy.comparison import Comparison, read_records, remember_off, remember_parted
 from tests.accuracy.test_activations_reference import PRECISIONS
-from tests.memory.test_orders import num_parted, rank_input, recorded_tokens, second_step
+from tests.memory.test_orders import (
+    LEAST_UNITS,
+    events_of_step,
+    num_parted,
+    rank_input,
+    recorded_tokens,
+    tokens_of,
+)
 
 FIGURES = ("bytes_before", "activations", "peak_backward", "peak_step", "peak")
 EXACT = 0.0001
@@ -40,6 +48,13 @@ def setup_of(record: dict[str, Any], model: ModelSpec) -> TrainingSetup:
         optimizer=settings["opt"].replace("_", "-"),
         **settings.get("setup", {}),
     )
+
+
+def asked_of(file: str, record: dict[str, Any], model: ModelSpec) -> TrainingSetup:
+    """What a record of any of these files was run with."""
+    if file == "diffusion":
+        return replace(test_diffusion.setup_of(record), kernel_scratch=True)
+    return setup_of(record, model)
 
 
 def predict(record: dict[str, Any]) -> dict[str, int]:
@@ -75,8 +90,8 @@ def test_towers(
 
 
 def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
-    """Second steps of these records and of rare models of text, block by block, on PyTorch's own CUDA build (as
-    ``orders.json`` has those of common ones): no more events stand elsewhere than did.
+    """Second steps of these records, of rare models of text and of denoisers, block by block, on PyTorch's own CUDA
+    build (as ``orders.json`` has those of common ones): no more events stand elsewhere than did.
 
     FLOPs of the forward pass are those that torch's ``FlopCounterMode`` counted, to a thousandth: it runs a
     pooled token's product, too, that no loss reaches. What its zeros decide (tokens of an expert, of a language) is not
@@ -85,7 +100,7 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
     data = checkout / "tests" / "data"
     records = {
         (name, each["id"]): each
-        for name in (*NUM_EXACT, "long_tail")
+        for name in (*NUM_EXACT, "long_tail", "diffusion")
         for each in read_records(data / f"{name}.jsonl")
     }
     parted = {}
@@ -93,8 +108,11 @@ def test_recorded_steps(checkout: Path, pytestconfig: pytest.Config) -> None:
         record = records[step["file"], step["id"]]
         task = record.get("task")
         model = load_model(record["config"], TASKS.get(task, task))
-        given = rank_input(model, setup_of(record, model))
-        parted[step["id"]] = num_parted(second_step(given), recorded_tokens(step["events"]))
+        given = rank_input(model, asked_of(step["file"], record, model))
+        # Where it was recorded with every block, however small, all are compared.
+        least = 1 if step.get("whole") else LEAST_UNITS
+        recorded = recorded_tokens(step["events"], least)
+        parted[step["id"]] = num_parted(tokens_of(*events_of_step(given), least), recorded)
         if "flops" in step:
             assert count_flops(given.tape, model).forward == step["flops"], step["id"]
     remember_parted(parted, update=pytestconfig.getoption("--update-accuracy"))

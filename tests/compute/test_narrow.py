@@ -5,7 +5,7 @@ import pytest
 import memplan
 from memplan.compute.host import CPU_PRICES
 from memplan.compute.narrow import NarrowTimes
-from memplan.compute.product_shapes import has_norm
+from memplan.compute.product_shapes import has_norm, second_operand
 from memplan.compute.rates import rates_of
 from memplan.compute.work import Work
 from memplan.estimator.job import Job
@@ -36,3 +36,23 @@ def test_a_norm_writes_the_codes_of_its_module_itself(recipe: str) -> None:
         assert work.host_s == own * CPU_PRICES.kernel
         moves = work.memory_s > own * rates.kernel_s
         assert moves == (own == 1 or recipe == "te-current")
+
+
+def test_a_weight_s_codes_are_made_of_16_bits_in_a_kernel_of_their_own() -> None:
+    """DDP casts weights in every step: input and weight are read in 16 bits, and 8 are written of each by row and by
+    column, as Hopper multiplies them (``Float8Quantizer``); a kernel for either."""
+    setup = memplan.TrainingSetup(engine="ddp", precision="bf16", seq_len=128, fp8="te-delayed")
+    gpu = memplan.load_gpu("h100")
+    tape = Job.of(memplan.load_model(CONFIG), setup, gpu).given.tape
+    rates = rates_of(gpu)
+    times = NarrowTimes(tape, rates)
+    segments = tape.segments
+    made = [each for segment in segments for each in segment.operations if times.quantizes(each)]
+    assert made
+    for operation in made:
+        work = Work()
+        times.quantize(work, operation)
+        numel = operation.inputs[0].numel + second_operand(operation).numel
+        seconds = (2 + 1 + 1) * numel / rates.bytes_per_s + 2 * rates.kernel_s
+        assert work.memory_s == pytest.approx(seconds)
+        assert not has_norm(operation)

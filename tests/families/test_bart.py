@@ -141,3 +141,22 @@ def test_a_single_sequences_gradient_is_summed_for_positions_that_have_no_dimens
         and label.place.endswith("embed")
     ]
     assert sums == 2 * [4 * 32 * 64]
+
+
+def test_parameters_by_what_people_call_them() -> None:
+    """Four products with biases in every attention, two in every network, and norms behind each of them."""
+    width, encoder, decoder = 64, 3, 2
+    config = {
+        "model_type": "bart", "d_model": width, "encoder_layers": encoder, "decoder_layers": decoder,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 96, "vocab_size": 1000, "max_position_embeddings": 100,
+    }  # fmt: skip
+    found = dict(count_parameters(load_model(config, "seq2seq-lm")).components)
+    attention = 4 * (width * width + width)
+    assert found["attention"] == (encoder + decoder) * attention
+    assert found["cross-attention"] == decoder * attention
+    assert found["norms"] == (2 * encoder + 3 * decoder) * 2 * width
+    assert found["feed-forward"] == sum(
+        layers * (2 * width * inner + inner + width)
+        for layers, inner in ((encoder, 128), (decoder, 96))
+    )

@@ -91,6 +91,40 @@ def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> t
             id="lw-detr-wide-backbone",
         ),
         pytest.param(
+            "lw_detr",
+            "LwDetrModel",
+            {
+                "num_feature_levels": 2,
+                "projector_scale_factors": [2.0, 0.5],
+                "backbone_config": {
+                    "model_type": "lw_detr_vit",
+                    "hidden_size": 512,
+                    "num_attention_heads": 8,
+                    "num_hidden_layers": 2,
+                    "out_indices": [1, 2],
+                },
+            },
+            (23_508_414, 23_508_414, 2_359_296),
+            id="lw-detr-512-channels",
+        ),
+        pytest.param(
+            "lw_detr",
+            "LwDetrModel",
+            {
+                "num_feature_levels": 2,
+                "projector_scale_factors": [2.0, 0.5],
+                "backbone_config": {
+                    "model_type": "lw_detr_vit",
+                    "hidden_size": 520,
+                    "num_attention_heads": 8,
+                    "num_hidden_layers": 2,
+                    "out_indices": [1, 2],
+                },
+            },
+            (23_295_746, 23_295_746, 2_433_600),
+            id="lw-detr-520-channels",
+        ),
+        pytest.param(
             "d_fine",
             "DFineForObjectDetection",
             {

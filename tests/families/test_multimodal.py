@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from memplan.classes.registry import CLASSES, is_joined
+from memplan.dtypes import DType
 from memplan.errors import ConfigError, SetupError
 from memplan.graph.core.operation_kinds import ATTENTION_KERNELS
 from memplan.graph.core.options import TapeOptions
@@ -306,6 +307,18 @@ def test_every_type_says_what_it_leaves_out(model_type: str) -> None:
     model = read(config)
     assert (model.join is None) is model.activations_left_out.startswith("activations of ")
     assert model.family == model_type
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_5_vl", "gemma3", "idefics3"])
+def test_weights_are_as_the_whole_says_and_else_as_its_text_does(model_type: str) -> None:
+    """``modeling_utils._get_dtype`` (transformers 5.23) reads the outer config's, and where that has none the weights
+    themselves; of several formats the whole's counts."""
+    text = {"dtype": "bfloat16"}
+    found = [
+        read({"model_type": model_type, "text_config": text, **outer}).checkpoint_dtype
+        for outer in ({}, {"dtype": "float16"}, {"torch_dtype": "float32"})
+    ]
+    assert found == [DType.BF16, DType.FP16, DType.FP32]
 
 
 SMALL = {

@@ -116,6 +116,13 @@ def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> t
             (7_387_680, 7_387_680, 393_216),
             id="levit-without-a-network",
         ),
+        pytest.param(
+            "levit",
+            "LevitModel",
+            {"key_dim": [16, 32, 48]},
+            (12_784_160, 12_784_160, 884_736),
+            id="levit-keys-of-a-width-for-each-stage",
+        ),
     ],
 )
 def test_counts(

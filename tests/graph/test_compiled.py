@@ -16,6 +16,7 @@ from memplan.graph.core.tape import Tape
 from memplan.graph.model import record_model
 from memplan.memory.passes import StepPasses
 from memplan.memory.step import StepWalk
+from memplan.sources.cards.catalog import load_gpu
 from memplan.sources.models import load_model
 from memplan.training.compilation import Compilation
 from memplan.training.freezing import FrozenParts
@@ -187,6 +188,22 @@ def test_one_graph_returns_all_gradients_beside_those_that_are_there() -> None:
     )
     gradients = 2 * layer.num_params
     assert model.peak_bytes - layer.peak_bytes > 0.5 * gradients
+
+
+@pytest.mark.parametrize("recipe", ["none", "torchao-tensorwise", "torchao-rowwise"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_one_graph_keeps_no_more_than_its_layers_by_themselves(
+    recipe: str, checkpointing: str
+) -> None:
+    """The cuts through every layer are one through the whole, and the least is looked for; codes of 8 bits are made again
+    like anything else."""
+    setup = TrainingSetup(seq_len=512, precision="bf16", fp8=recipe, checkpointing=checkpointing)  # type: ignore[arg-type]
+    layers, whole = (
+        estimate(LLAMA, replace(setup, compile=scope), load_gpu("h100"))
+        for scope in (Compilation.LAYER, Compilation.MODEL)
+    )
+    assert whole.activations_bytes <= layers.activations_bytes
+    assert whole.phases["forward"].peak_bytes <= layers.phases["forward"].peak_bytes
 
 
 def test_only_what_is_compiled_pays_for_it() -> None:

@@ -33,12 +33,17 @@ MOST_DIFFERENT = 4
 MOST_EVENTS = 16
 """Their events in all."""
 DATA: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
+LEAST_UNITS: int = DATA["least_units"]
 DIFFERENT: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
 
-BY_TYPE: dict[str, Any] = json.loads(
-    RECORDED.with_name("type_orders.json").read_text(encoding="utf-8")
-)
-"""The second step of one model of each further type, of which nothing stands elsewhere."""
+WHOLE: list[dict[str, Any]] = [
+    {**record, "setup": {**each["setup"], **record["setup"]}}
+    for name in ("type_orders.json", "engine_orders.json")
+    for each in [json.loads(RECORDED.with_name(name).read_text(encoding="utf-8"))]
+    for record in each["records"]
+]
+"""The second step of one model of each further type, and of one under each engine, with every block; which of its events
+stand elsewhere is known."""
 
 Token = tuple[str, int, int]
 """What happens, to how many units, and to which of the blocks of that size, the oldest first."""
@@ -78,26 +83,34 @@ class Order:
         return self.tokens
 
 
-def recorded_tokens(events: list[int | str]) -> list[Token]:
+def recorded_tokens(events: list[int | str], least_units: int = 1) -> list[Token]:
     """As the file writes them: a block by its units, the end of one by how many events ago it came, that
     of one from before the step by its units in quotes."""
     order = Order()
     for place, event in enumerate(events):
         if isinstance(event, str):
-            order.end(-int(event), None)
-        elif event > 0:
-            order.new(event, place)
+            units, block = -int(event), None
         else:
-            units = events[place + event]
-            assert isinstance(units, int)
-            order.end(units, place + event)
+            block = place if event > 0 else place + event
+            units = int(events[block])
+        if units < least_units:
+            continue
+        if isinstance(event, int) and event > 0:
+            order.new(units, block)
+        else:
+            order.end(units, block)
     return order.settle()
 
 
 def predicted_tokens(record: dict[str, Any]) -> list[Token]:
     """The same of memplan's ledger."""
+    return second_step(given_of(record))
+
+
+def given_of(record: dict[str, Any]) -> RankInput:
+    """What it runs."""
     model = load_model(record["config"], record["task"])
-    return second_step(rank_input(model, TrainingSetup(**record["setup"])))
+    return rank_input(model, TrainingSetup(**record["setup"]))
 
 
 def rank_input(model: ModelSpec, setup: TrainingSetup) -> RankInput:
@@ -108,7 +121,12 @@ def rank_input(model: ModelSpec, setup: TrainingSetup) -> RankInput:
 
 
 def second_step(given: RankInput) -> list[Token]:
-    """What happens in it."""
+    """What happens in it, without small blocks."""
+    return tokens_of(*events_of_step(given), LEAST_UNITS)
+
+
+def events_of_step(given: RankInput) -> tuple[list[int], int]:
+    """All of the ledger's, and where the second step begins."""
     ledger = Ledger()
     workspace = workspace_bytes(load_gpu(DATA["gpu"]).compute_capability) // NUM_HANDLES
     program = program_of(given, ledger, workspace_bytes=workspace)
@@ -116,7 +134,7 @@ def second_step(given: RankInput) -> list[Token]:
     program.run_step(0)
     begin = len(ledger.events)
     program.run_step(1)
-    return tokens_of(ledger.events, begin, DATA["least_units"])
+    return ledger.events, begin
 
 
 def tokens_of(events: list[int], begin: int, least_units: int) -> list[Token]:
@@ -148,11 +166,17 @@ def test_order(record: dict[str, Any]) -> None:
     assert known <= MOST_SPARE * parted, "its bound in orders_known.json is idle"
 
 
-@pytest.mark.parametrize("record", BY_TYPE["records"], ids=lambda record: str(record["name"]))
-def test_order_of_a_type(record: dict[str, Any]) -> None:
-    """Which gradients are views, where a variable goes, what a class adds or scales: each has its place in the order."""
-    own = {**record, "setup": {**BY_TYPE["setup"], **record["setup"]}}
-    assert predicted_tokens(own) == recorded_tokens(record["events"])
+@pytest.mark.parametrize("record", WHOLE, ids=lambda record: str(record["name"]))
+def test_order_of_every_block(record: dict[str, Any]) -> None:
+    """Which gradients are views, where a variable goes, what a class adds or scales, what an engine gathers and reduces:
+    each has its place in the order. What stands elsewhere is as many events as it was: one that comes nearer takes its
+    figure along."""
+    step = events_of_step(given_of(record))
+    parted = [
+        num_parted(tokens_of(*step, least), recorded_tokens(record["events"], least))
+        for least in (LEAST_UNITS, 1)
+    ]
+    assert parted == record["apart"]
 
 
 def test_what_is_known_has_a_reason() -> None:

@@ -25,7 +25,8 @@ TOLERANCE = 1e-4
 def answer_to(case: dict[str, Any]) -> Estimate:
     config = DATA["model"] | {"num_hidden_layers": case["num_layers"]}
     model = load_model(config, case["task"])
-    return estimate(model, TrainingSetup(**case["setup"]), load_gpu("a100-80gb"))
+    gpu = load_gpu("a100-80gb")
+    return estimate(model, TrainingSetup(**case["setup"]), gpu, rank=case.get("rank"))
 
 
 @pytest.mark.parametrize("case", [pytest.param(each, id=each["id"]) for each in DATA["cases"]])

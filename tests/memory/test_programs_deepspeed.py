@@ -181,3 +181,22 @@ def test_as_the_real_run(run: dict[str, Any]) -> None:
     assert peaks.reserved_bytes == pytest.approx(run["reserved_peak"], rel=2e-4)
     assert least == pytest.approx(run["least_capacity"])
     assert peaks.num_mallocs == pytest.approx(run["mallocs"], abs=1)
+
+
+@pytest.mark.parametrize("loss", ["tiled", "tiled_gradients"])
+def test_a_bucket_comes_with_the_first_gradient(loss: str) -> None:
+    """``setup_buckets`` in the first hook (stage_1_and_2.py, DeepSpeed 0.19.8): that of the head, whose tiles run backward
+    within the forward pass or behind it."""
+    given = given_for("llama", zero_stage=2, num_gpus=4, loss=loss, loss_tiles=4)
+    program = deepspeed_program(given, Ledger())
+    assert isinstance(program, ShardedStatesProgram)
+    segments, come = given.tape.segments, []
+    for segment in segments:
+        program.before_forward(segment, 0)
+        come.append(bool(program.buckets))
+    assert come == [False] * (len(segments) - 1) + [loss == "tiled_gradients"]
+    for segment in segments[:-1]:
+        program.before_backward(segment, 0)
+        assert bool(program.buckets) is come[-1]
+    program.before_backward(segments[-1], 0)
+    assert program.buckets

@@ -1,7 +1,7 @@
 import pytest
 
 from memplan.errors import SetupError
-from memplan.estimator import estimate, recording
+from memplan.estimator import Verdict, estimate, recording
 from memplan.estimator.job import worst_account
 from memplan.memory import accounts, likeness
 from memplan.memory.deepspeed import job
@@ -81,3 +81,16 @@ def test_a_sweep_can_be_run_again() -> None:
     first = [result.estimates[0].peak_bytes for result in found]
     assert [result.estimates[0].peak_bytes for result in found] == first
     assert found.num_tried == 2
+
+
+def test_a_node_s_cpu_ram_judges_every_row() -> None:
+    """States on the CPU fit a node that has just as many bytes, and none with one less; without a node nothing is said."""
+    grid = Grid(axes={"num_gpus": 2, "zero_stage": [2, 3], "offload_optimizer": "cpu"})
+    (least, most) = sorted(each.estimates[0].host_bytes for each in sweep(MODEL, grid, GPUS[2:]))
+    for node, fitting in ((most, 2), (most - 1, 1), (least - 1, 0)):
+        answers = [
+            each.estimates[0] for each in sweep(MODEL, grid, GPUS[2:], node_memory_bytes=node)
+        ]
+        assert [each.host_verdict for each in answers].count(Verdict.FITS) == fitting
+        assert all(each.node_memory_bytes == node for each in answers)
+    assert all(each.estimates[0].host_verdict is None for each in sweep(MODEL, grid, GPUS[2:]))

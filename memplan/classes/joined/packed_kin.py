@@ -71,9 +71,9 @@ class EncoderTower(PackedTower):
     def read_sizes(self, config: ConfigReader) -> None:
         """What else it is told."""
 
-    def kinds(self, config: ConfigReader) -> Sequence[bool]:
-        """Of each layer, whether it sees a window of the picture alone."""
-        return [False] * config.layers("num_hidden_layers")
+    def kinds(self, config: ConfigReader) -> Sequence[bool | None]:
+        """Of each layer, whether it sees a window of the picture alone; None where none does."""
+        return [None] * config.layers("num_hidden_layers")
 
     def add_embeddings(self, config: ConfigReader) -> None:
         """What makes tokens of patches."""

@@ -113,9 +113,9 @@ class QwenTower(PackedTower):
         patch = config.integer("patch_size")
         self.cut_into(patch, patch, channels=config.integer("in_channels"))
 
-    def kinds(self, config: ConfigReader) -> Sequence[bool]:
-        """Of each layer, whether it sees a window of the picture alone."""
-        return [False] * config.layers("depth")
+    def kinds(self, config: ConfigReader) -> Sequence[bool | None]:
+        """Of each layer, whether it sees a window of the picture alone; None where none does."""
+        return [None] * config.layers("depth")
 
     def add_embeddings(self, config: ConfigReader) -> None:
         """What makes tokens of patches."""

@@ -89,8 +89,6 @@ class Recognizer(SoundModel):
 
     def forward(self, clips: Handle, decoder_input_ids: Handle) -> tuple[Handle, Handle]:
         encoder_outputs = self.encoder(clips)
-        if self.run.segment.output is None:
-            self.run.finish(encoder_outputs.record)
         self.decoder.begin()
         decoder_outputs = self.decoder(decoder_input_ids, encoder_outputs)
         return decoder_outputs, encoder_outputs

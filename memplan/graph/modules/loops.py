@@ -7,7 +7,7 @@ the ones that are recorded, and ``repeat`` writes the rest down once a segment's
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from memplan.fast_dataclass import dataclass, replace
+from memplan.fast_dataclass import dataclass
 from memplan.graph.core.segments import Operation, Segment
 from memplan.graph.core.tensors import Storage, Tensor
 
@@ -163,12 +163,6 @@ def _move(
     segment.entered = [(at + size * (at >= stop), name) for at, name in segment.entered]
     segment.left = [(at + size * (at >= stop), name) for at, name in segment.left]
     segment.reads = [(at + size * (at >= stop), who, what) for at, who, what in segment.reads]
-    segment.regions = [
-        replace(
-            each, start=each.start + size * (each.start >= stop),
-            stop=each.stop + size * (each.stop > stop),
-        )
-        for each in segment.regions
-    ]  # fmt: skip
+    assert not segment.regions, "attention that is run again, in a layer that has turns"
     if segment.input_let_go is not None and segment.input_let_go >= stop:
         segment.input_let_go += size
