@@ -86,7 +86,7 @@ def of_pairs(x: Handle) -> Handle:
     made = empty(run, shape, x.dtype)
     run.record(
         OperationKind.SUB, (x.record, x.record), (made.record,),
-        gradients=(Gradient.FRESH, made.record.storage.num_bytes),
+        gradients=(Gradient.SUMMED, made.record.storage.num_bytes),
     )  # fmt: skip
     return made
 
@@ -209,11 +209,12 @@ def over_chunks(
         core_attn_out = write(
             core_attn_out, inter_chunk_attn + matmul(intra_chunk_attn.select(2), v_new)
         )
-        fading, keys = chunk_decay.select(2), key.select(2)
         if number == chunks - 1:
             # Nothing reads the last state: its graph is gone before the loop is.
-            fading, keys, state, v_new = map(detached, (fading, keys, state, v_new))
-        state = state * fading + matmul(keys.transpose(-1, -2), v_new)
+            state, v_new, chunk_decay, key = map(detached, (state, v_new, chunk_decay, key))
+        faded = state * chunk_decay.select(2)
+        state = faded + matmul(key.select(2).transpose(-1, -2), v_new)
+        del faded
     del state  # ``last_recurrent_state = None``
     core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
     return core_attn_out.narrow(length, 2).transpose(1, 2), inter_chunk_attn
