@@ -14,12 +14,12 @@ SMALL = {
 TIED = {**SMALL, "tie_word_embeddings": True}
 
 
-def given_for(config: dict[str, Any], **fields: Any) -> RankInput:
+def given_for(config: dict[str, Any], *, task: str = "causal-lm", **fields: Any) -> RankInput:
     """The small model on the tape, under this setup."""
     defaults: dict[str, Any] = {
         "engine": "deepspeed", "num_gpus": 4, "seq_len": 64, "zero_stage": 2,
         "kernel_scratch": False,
     }  # fmt: skip
     setup = TrainingSetup(**{**defaults, **fields}).resolve()
-    tape, passes = record_and_walk(load_model(config, "causal-lm"), tape_options(setup, None))
+    tape, passes = record_and_walk(load_model(config, task), tape_options(setup, None))
     return RankInput(tape=tape, passes=passes, setup=setup)

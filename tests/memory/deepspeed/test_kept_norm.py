@@ -11,9 +11,10 @@ from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
 
 
-@pytest.mark.parametrize(("stage", "goes_first"), [(1, True), (2, True), (3, False)])
-def test_it_is_there_until_the_next_step(stage: int, goes_first: bool) -> None:
-    """Stages 1 and 2 forget the last one before they make the next, the third does after."""
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_it_is_there_until_the_next_step_ends(stage: int) -> None:
+    """The engine has the optimizer's last one until it asks for the next (engine.py, ``_take_model_step``): so do ten
+    recorded steps of PyTorch 2.13's CUDA build with DeepSpeed 0.19.8 (stage 1: Cohere; stage 3: BLOOM)."""
     setup: dict[str, Any] = {
         "engine": "deepspeed",
         "zero_stage": stage,
@@ -26,7 +27,6 @@ def test_it_is_there_until_the_next_step(stage: int, goes_first: bool) -> None:
     assert {run.labels[block].part for block in norms} == {Part.STEP}
     assert {events[block] for block in norms} == {512}
     gone = [events.index(~block) for block in norms[:-1]]
-    assert [end < following for end, following in zip(gone, norms[1:], strict=True)] == [
-        goes_first
-    ] * len(gone)
+    assert all(end > following for end, following in zip(gone, norms[1:], strict=True))
+    assert {run.labels[block].part for block in norms} == {Part.STEP}
     assert ~norms[-1] not in events
