@@ -87,13 +87,15 @@ class MixtralTopKRouter(Router):
 
 
 class QwenTopKRouter(Router):
-    """``Qwen2MoeTopKRouter``, ``Qwen3MoeTopKRouter``, ``OlmoeTopKRouter``."""
+    """``Qwen2MoeTopKRouter``, ``Qwen3MoeTopKRouter``, ``OlmoeTopKRouter``: rows are seen as rows once more, so that their
+    gradient is added up behind the matrix's."""
 
     def __init__(self, config: ConfigReader) -> None:
         super().__init__(config)
         self.norm_topk_prob = config.flag("norm_topk_prob")
 
     def forward(self, hidden_states: Handle) -> Routed:
+        hidden_states = hidden_states.seen_as(-1, hidden_states.shape[-1])
         router_logits = linear(hidden_states, self, self.weight)
         router_probs = softmax(router_logits, dtype=DType.FP32)
         router_top_value, router_indices = topk(router_probs, self.top_k)

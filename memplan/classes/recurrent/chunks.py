@@ -5,7 +5,7 @@ from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.modules.functional import masked_fill
 from memplan.graph.modules.handles import Handle, empty, made_by
-from memplan.graph.modules.layouts import always, in_rows
+from memplan.graph.modules.layouts import Straightened, always, in_rows
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import (
     dense_strides,
@@ -38,16 +38,22 @@ def whole(length: int, chunk: int) -> int:
 
 
 def running_sum(x: Handle) -> Handle:
-    """``x.cumsum(dim=-1)``, or any other: what is seen in another order is copied for the kernel."""
+    """``x.cumsum(dim=-1)``, or any other: what is seen in another order is copied for the kernel, and so is a gradient."""
     run, made = x.run, empty(x.run, x.shape, x.dtype)
     size = made.record.storage.num_bytes
     copied = not run.decomposed and not is_contiguous(x.shape, x.strides)
     run.record(
         OperationKind.CUMSUM, (x.record,), (made.record,), gradients=(Gradient.FRESH,),
         forward_scratch_bytes=(RESULT, size) if copied else (),
-        backward_scratch_bytes=(size, size, *((size, ~2) if copied else ()), RESULT),
+        backward_scratch_bytes=(size, size, RESULT),
     )  # fmt: skip
-    return x.leads_to(made, in_rows(x.shape))
+    operation = run.segment.operations[-1]
+
+    def copy_turned() -> None:
+        operation.backward_scratch = size, size, size, ~2, RESULT
+
+    copies = None if run.decomposed else Straightened(copy_turned)
+    return x.leads_to(made, in_rows(x.shape), copies)
 
 
 def segment_sum(x: Handle) -> Handle:

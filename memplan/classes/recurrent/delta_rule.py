@@ -33,7 +33,7 @@ from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.attention import Attended
 from memplan.graph.modules.basic import Linear, Norm, scaled
 from memplan.graph.modules.contractions import matmul
-from memplan.graph.modules.functional import activated, detached, masked_fill, total
+from memplan.graph.modules.functional import activated, in_rows_again, masked_fill, total
 from memplan.graph.modules.handles import Handle, empty, made_by
 from memplan.graph.modules.layouts import always
 from memplan.graph.modules.module import Module, Weight
@@ -47,6 +47,7 @@ from memplan.graph.modules.rotary import (
 )
 from memplan.graph.modules.run import Run
 from memplan.graph.modules.strides import Shape, row_strides
+from memplan.graph.modules.unread import UnreadGraph
 from memplan.graph.operations.elementwise import written
 from memplan.model.attention import OutputGate
 from memplan.model.config import ConfigReader
@@ -126,18 +127,31 @@ def columns(shape: Shape) -> Shape:
 
 
 def difference(left: Handle, right: Handle) -> Handle:
-    """``left - right``."""
+    """``left - right``: the second one's gradient is negated, and cast where it has another format."""
     made = left.run.tensor(left.numel, left.dtype)
+    negated = Gradient.FRESH if right.dtype is left.dtype else made.storage.num_bytes
     left.run.record(
         OperationKind.SUB, (left.record, right.record), (made,),
-        gradients=(Gradient.ALIAS, Gradient.FRESH),
+        gradients=(Gradient.ALIAS, negated),
     )  # fmt: skip
     return left.like(made, right)
+
+
+def apart(x: Handle, dim: int) -> Handle:
+    """``x.unsqueeze(dim)``, whose gradient is a view, to which the engine adds nothing in place."""
+    shape = list(x.shape)
+    shape.insert(dim % (len(shape) + 1), 1)
+    return x.seen_as(*shape)
 
 
 def in_chunks(x: Handle) -> Handle:
     """Of (batch, heads, tokens, ...)."""
     return x.reshape(*x.shape[:2], -1, CHUNK, *x.shape[3:])
+
+
+def seen_in_chunks(x: Handle) -> Handle:
+    """The same of what others read as it was: its gradient, to which theirs are added, is a view."""
+    return x.seen_as(*x.shape[:2], -1, CHUNK, *x.shape[3:])
 
 
 def write(out: Handle, part: Handle) -> Handle:
@@ -161,9 +175,10 @@ def chunk_gated_delta_rule(
     filled = whole(length, CHUNK)
     query, key, value = (padded(x, filled, 2) for x in (query, key, value))
     beta, decay = (padded(x, filled, 2) for x in (beta, decay))
-    v_beta = value * beta.unsqueeze(-1)
-    k_beta = key * beta.unsqueeze(-1)
-    query, key, k_beta, v_beta = [in_chunks(x) for x in (query, key, k_beta, v_beta)]
+    v_beta = value * apart(beta, -1)
+    k_beta = key * apart(beta, -1)
+    query, key = seen_in_chunks(query), seen_in_chunks(key)
+    k_beta, v_beta = in_chunks(k_beta), in_chunks(v_beta)
     decay = in_chunks(decay)
     strictly_upper_mask = later_tokens(run)
     cum_decay = running_sum(decay)
@@ -194,7 +209,7 @@ def zeros(run: Run, shape: Shape, strides: Shape | None = None) -> Handle:
 
 def over_chunks(
     states: list[Handle], core_attn_out: Handle, parts: tuple[Handle, ...], length: int
-) -> tuple[Handle, Handle]:
+) -> tuple[Handle, tuple[Handle, ...]]:
     """Chunk by chunk: what the state predicts is taken off, read, and what is new is added; what has a name to the end
     beside.
 
@@ -202,22 +217,28 @@ def over_chunks(
     state = states.pop()
     new_values, k_cumdecay, query, key, intra_chunk_attn, chunk_decay = parts
     batch, heads, chunks = query.shape[:3]
-    inter_chunk_attn = core_attn_out  # each turn has its own
-    for number in query.run.turns(chunks):
+    numbers = query.run.turns(chunks)
+    number = next(numbers)
+    while True:
         v_new = difference(new_values.select(2), matmul(k_cumdecay.select(2), state))
         inter_chunk_attn = matmul(query.select(2), state)
         core_attn_out = write(
             core_attn_out, inter_chunk_attn + matmul(intra_chunk_attn.select(2), v_new)
         )
         if number == chunks - 1:
-            # Nothing reads the last state: its graph is gone before the loop is.
-            state, v_new, chunk_decay, key = map(detached, (state, v_new, chunk_decay, key))
-        faded = state * chunk_decay.select(2)
-        state = faded + matmul(key.select(2).transpose(-1, -2), v_new)
-        del faded
-    del state  # ``last_recurrent_state = None``
+            break
+        state = next_state(state, chunk_decay, key, v_new)
+        number = next(numbers)
+    with UnreadGraph(query.run) as graph:
+        state = next_state(state, chunk_decay, key, v_new)
+    del graph, state  # ``last_recurrent_state = None``
     core_attn_out = core_attn_out.reshape(batch, heads, -1, core_attn_out.shape[-1])
-    return core_attn_out.narrow(length, 2).transpose(1, 2), inter_chunk_attn
+    return core_attn_out.narrow(length, 2).transpose(1, 2), (v_new, inter_chunk_attn)
+
+
+def next_state(state: Handle, chunk_decay: Handle, key: Handle, v_new: Handle) -> Handle:
+    """What is left of it, and what is new."""
+    return state * chunk_decay.select(2) + matmul(key.select(2).transpose(-1, -2), v_new)
 
 
 def in_own_rows(x: Handle, dtype: DType) -> Handle:
@@ -339,8 +360,8 @@ class Qwen35GatedDeltaNet(GatedDeltaNet):
         mixed_qkv = mixed_qkv.transpose(1, 2)
         z = self.in_proj_z(x)
         z = z.reshape(batch, length, -1, self.width)
-        b = self.in_proj_b(x)
-        a = self.in_proj_a(x)
+        b = in_rows_again(self.in_proj_b(x))
+        a = in_rows_again(self.in_proj_a(x))
         self.read_apart(self.conv1d, called=False)
         mixed_qkv = self.conv1d(mixed_qkv, self.activation)
         mixed_qkv = mixed_qkv.transpose(1, 2)

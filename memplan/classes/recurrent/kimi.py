@@ -21,9 +21,10 @@ from memplan.classes.recurrent.chunks import padded, running_sum, whole
 from memplan.classes.recurrent.convolution import CausalConv1d
 from memplan.classes.recurrent.delta_rule import (
     CHUNK,
+    apart,
     difference,
-    in_chunks,
     later_tokens,
+    seen_in_chunks,
     write,
 )
 from memplan.classes.recurrent.hybrids import UnturnedModel, layer_kinds
@@ -116,13 +117,6 @@ def l2norm(x: Handle) -> Handle:
     return divide(x, inv_norm)
 
 
-def apart(x: Handle, dim: int) -> Handle:
-    """``x.unsqueeze(dim)``, whose gradient is a view, to which the engine adds nothing in place."""
-    shape = list(x.shape)
-    shape.insert(dim % (len(shape) + 1), 1)
-    return x.seen_as(*shape)
-
-
 def summed(x: Handle, dim: int) -> Handle:
     """``x.sum(dim)``."""
     dim %= len(x.shape)
@@ -146,10 +140,10 @@ def chunk_kimi_delta_attention(
     value = padded(value, filled, 2)
     g = padded(g, filled, 2)
     beta = padded(beta, filled, 2)
-    v_beta = value * beta.unsqueeze(-1)
-    k_beta = key * beta.unsqueeze(-1)
+    v_beta = value * apart(beta, -1)
+    k_beta = key * apart(beta, -1)
     query, key, value, g, k_beta, v_beta = [
-        in_chunks(x) for x in (query, key, value, g, k_beta, v_beta)
+        seen_in_chunks(x) for x in (query, key, value, g, k_beta, v_beta)
     ]
     g = running_sum(g)
     mask = later_tokens(run)

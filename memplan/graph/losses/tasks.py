@@ -96,8 +96,9 @@ def hand_out(t: Tape, *outputs: Tensor) -> None:
     """Return tensors beside such a loss: they die with the outputs, once the forward pass is over, unless the loop does
     more with them."""
     t.returned += outputs
+    given = {each.storage: each for each in outputs}  # some are views of one
     for each in outputs:
-        if not copy_outputs(t, each):
+        if not copy_outputs(t, each) and given.pop(each.storage, None):
             t.give_out(each)
 
 

@@ -333,13 +333,6 @@ class Handle:
         In backward a copy, if what arrives does not lie so. Raises ``ConfigError`` where the model's sizes let no such view be.
         """
         shape = self._whole(wanted)
-        if prod(shape) != prod(self.shape):
-            given, asked = (" x ".join(map(str, each)) for each in (self.shape, shape))
-            msg = (
-                f"{self.run.source}: sizes do not go together: in {self.run.segment.name} a tensor of {given} "
-                f"cannot be seen as {asked}"
-            )
-            raise ConfigError(msg)
         strides = view_strides(self.shape, self.strides, shape)
         if strides is None:
             return self.contiguous().view(*shape)
@@ -403,10 +396,18 @@ class Handle:
         return False
 
     def _whole(self, wanted: Shape) -> Shape:
-        if -1 not in wanted:
-            return wanted
-        known = -prod(wanted)
-        return tuple(self.numel // known if size < 0 else size for size in wanted)
+        shape = wanted
+        if -1 in wanted:
+            known = -prod(wanted)
+            shape = tuple(self.numel // known if size < 0 else size for size in wanted)
+        if prod(shape) != prod(self.shape):
+            given, asked = (" x ".join(map(str, each)) for each in (self.shape, shape))
+            msg = (
+                f"{self.run.source}: sizes do not go together: in {self.run.segment.name} a tensor of {given} "
+                f"cannot be seen as {asked}"
+            )
+            raise ConfigError(msg)
+        return shape
 
     def contiguous(self) -> "Handle":
         """The same in rows: a copy where it does not lie so."""
