@@ -236,7 +236,10 @@ class FalconModel(Decoder):
 
     def forward(self, batch: int, length: int, received: Handle | None) -> Handle:
         embeds = self.embedded(batch, length) if received is None else received
-        alibi = self.alibi(batch, length) if self.use_alibi else None
+        ones = alibi = None
+        if self.use_alibi:
+            ones = made_by(self.run, OperationKind.ONES, (batch, length), DType.INT64)
+            alibi = self.alibi(ones)
         positions = position_ids(self.run, batch, length)
         mask = self.masks(batch, length)[None]
         if mask is None:
@@ -252,18 +255,33 @@ class FalconModel(Decoder):
             outputs = block(x, alibi, mask, tables, unread=positions)
             x = outputs[0]
         x = self.ln_f(x)
+        del ones
         return x
 
-    def alibi(self, batch: int, length: int) -> Handle:
-        """``build_alibi_tensor``: a row for each head of each sequence."""
-        shape = batch, self.num_heads, 1, length
-        return made_by(self.run, OperationKind.MUL, shape, self.run.compute)
+    def alibi(self, ones: Handle) -> Handle:
+        """``build_alibi_tensor``: a row for each head of each sequence, behind the numbers that it is made of."""
+        run, kinds, heads = self.run, OperationKind, (self.num_heads,)
+        base = made_by(run, kinds.ONES, (1,), DType.FP32)
+        powers = made_by(run, kinds.ARANGE, heads, DType.INT32)
+        slopes = made_by(run, kinds.POW, heads, DType.FP32)
+        counted = ones.apart(kinds.CUMSUM).apart(kinds.ADD_SCALAR)
+        arange_tensor = counted.apart(kinds.MUL)
+        del counted
+        in_16_bits = slopes.apart(kinds.TO, dtype=DType.BF16)
+        batch, length = ones.shape
+        made = made_by(run, kinds.MUL, (batch, *heads, 1, length), DType.BF16)
+        del in_16_bits
+        alibi = made if run.compute is DType.BF16 else made.apart(kinds.TO, dtype=run.compute)
+        del made, base, powers, slopes, arange_tensor
+        return alibi
 
     def biased(self, mask: Handle, alibi: Handle) -> Handle:
         """The bias of every head where tokens see one another, the lowest number elsewhere."""
+        divided = alibi.apart(OperationKind.MUL_SCALAR)
         lower = mask.apart(OperationKind.LT, dtype=DType.BOOL)
         batch, heads, _, length = alibi.shape
         made = lower.apart(
             OperationKind.MASKED_FILL, dtype=alibi.dtype, shape=(batch, heads, length, length)
         )
+        del divided, lower
         return made

@@ -139,7 +139,7 @@ def _joined_masks(run: Run, pattern: Callable[[], Handle], shape: Shape) -> Hand
     del every
     del first
     found = _looked_up(run, shape[0], shape[-1])
-    joined = found.apart(kinds.BITWISE_AND, shape=shape)
+    joined = made_by(run, kinds.BITWISE_AND, shape, DType.BOOL)
     del found, result
     return joined
 
