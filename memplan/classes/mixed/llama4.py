@@ -37,6 +37,7 @@ from memplan.graph.modules.handles import Handle, made_by
 from memplan.graph.modules.masks import causal_mask, counted_positions
 from memplan.graph.modules.module import Module, Weight
 from memplan.graph.modules.rotary import Tables, Turn, turn_function
+from memplan.graph.operations.rotary import times_complex
 from memplan.model.config import ConfigReader
 from memplan.model.mixtures import MixtureSpec, RouterScore, RouterSpec
 from memplan.model.networks import FeedForwardSpec
@@ -66,9 +67,14 @@ def apply_rotary_emb(xq: Handle, xk: Handle, freqs_cis: Handle, _: Handle) -> Ta
     xq_ = xq.float()
     xk_ = xk.float()
     freqs_cis = freqs_cis.unsqueeze(2)
-    xq_out = as_real(xq_ * freqs_cis)
-    xk_out = as_real(xk_ * freqs_cis)
+    xq_out = as_real(turned_by(xq_, freqs_cis))
+    xk_out = as_real(turned_by(xk_, freqs_cis))
     return xq_out.to(xq.dtype), xk_out.to(xk.dtype)
+
+
+def turned_by(x: Handle, freqs_cis: Handle) -> Handle:
+    """``x * freqs_cis`` of complex numbers."""
+    return x.like(times_complex(x.run, x.record, freqs_cis.record))
 
 
 class Llama4TextAttention(LlamaAttention):

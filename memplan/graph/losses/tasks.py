@@ -96,9 +96,10 @@ def hand_out(t: Tape, *outputs: Tensor) -> None:
     """Return tensors beside such a loss: they die with the outputs, once the forward pass is over, unless the loop does
     more with them."""
     t.returned += outputs
-    given = {each.storage: each for each in outputs}  # some are views of one
+    given: set[Storage] = set()  # some are views of one
     for each in outputs:
-        if not copy_outputs(t, each) and given.pop(each.storage, None):
+        if not copy_outputs(t, each) and each.storage not in given:
+            given.add(each.storage)
             t.give_out(each)
 
 

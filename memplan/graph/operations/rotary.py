@@ -2,7 +2,7 @@
 
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tape import Tape
 from memplan.graph.core.tensors import Tensor, allocated_bytes
 
@@ -41,7 +41,7 @@ def rotary_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tup
     full = t.cast(query, DType.FP32), t.cast(key, DType.FP32)
     results: list[Tensor] = []
     for original, x in zip((query, key), full, strict=True):
-        product = t.mul(x, table)
+        product = times_complex(t, x, table)
         flat = t.view(product, product.numel)
         t.record(OperationKind.VIEW_AS_REAL, (product,), (flat,), gradients=(Gradient.FRESH,))
         results.append(t.cast(flat, original.dtype))
@@ -49,12 +49,24 @@ def rotary_as_complex(t: Tape, query: Tensor, key: Tensor, table: Tensor) -> tup
     return results[0], results[1]
 
 
+def times_complex(t: Tape, x: Tensor, table: Tensor) -> Tensor:
+    """Numbers in pairs times a table of complex ones; backward multiplies by its conjugate, which is written out first.
+
+    (torch 2.13, aten/src/ATen/ConjugateFallback.cpp, ``resolve_conj``)
+    """
+    product = t.mul(x, table)
+    if not t.decomposed:
+        t.segment.operations[-1].backward_scratch = table.storage.num_bytes, RESULT, ~0
+    return product
+
+
 def complex_table(t: Tape, positions: int, dim: int) -> Tensor:
-    """Cosines and sines as one table of complex numbers, two fp32 each."""
-    angles = t.tensor(positions * (dim // 2), DType.FP32)
+    """Cosines and sines as one table of complex numbers, two fp32 each: of radii that are ones, then scaled."""
+    angles, ones = (t.tensor(positions * (dim // 2), DType.FP32) for _ in range(2))
     t.record(OperationKind.MUL, (), (angles,))
-    table = t.tensor(positions * dim, DType.FP32)
-    scratch = angles.storage.num_bytes + table.storage.num_bytes
-    t.record(OperationKind.POLAR, (angles,), (table,), forward_scratch_bytes=scratch)
-    t.touch(angles)
+    t.record(OperationKind.ONES, (), (ones,))
+    unscaled = t.tensor(positions * dim, DType.FP32)
+    t.record(OperationKind.POLAR, (ones, angles), (unscaled,))
+    table = t.scale(unscaled)
+    t.touch(angles, unscaled)
     return table
