@@ -89,13 +89,6 @@ def counts(model_type: str, architecture: str, sizes: Mapping[str, object]) -> t
             id="dinov2-swiglu",
         ),
         pytest.param(
-            "dinov2_with_registers",
-            "Dinov2WithRegistersModel",
-            {"num_register_tokens": 0},
-            (85_817_856, 85_817_856, 2_362_368),
-            id="dinov2-without-registers",
-        ),
-        pytest.param(
             "videomae",
             "VideoMAEForVideoClassification",
             {"num_labels": 400, "use_mean_pooling": True},
