@@ -9,6 +9,7 @@ from memplan.compute.product_shapes import has_norm, second_operand
 from memplan.compute.rates import rates_of
 from memplan.compute.work import Work
 from memplan.estimator.job import Job
+from memplan.graph.core.operation_kinds import OperationKind
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
@@ -56,3 +57,23 @@ def test_a_weight_s_codes_are_made_of_16_bits_in_a_kernel_of_their_own() -> None
         seconds = (2 + 1 + 1) * numel / rates.bytes_per_s + 2 * rates.kernel_s
         assert work.memory_s == pytest.approx(seconds)
         assert not has_norm(operation)
+
+
+def test_torchao_multiplies_as_many_products_in_8_bits_whether_they_are_compiled_or_not() -> None:
+    """``Float8Linear`` is every linear layer but the output matrix: seven of a Llama's layer."""
+    gpu, counts = memplan.load_gpu("h100"), []
+    for scope in ("none", "layer", "model"):
+        setup = memplan.TrainingSetup(
+            engine="ddp", precision="bf16", seq_len=128, fp8="torchao-tensorwise", compile=scope
+        )
+        tape = Job.of(memplan.load_model(CONFIG), setup, gpu).given.tape
+        times = NarrowTimes(tape, rates_of(gpu))
+        counts.append(
+            sum(
+                segment.repeat * times.is_narrow(operation)
+                for segment in tape.segments
+                for operation in segment.operations
+                if operation.kind is OperationKind.LINEAR
+            )
+        )
+    assert counts == 3 * [2 * 7]

@@ -4,6 +4,8 @@ Megatron-core 0.16.1's router, dispatcher and layer on PyTorch's CUDA build, as 
 the fused permutation, which are TransformerEngine's, were stood in for by functions that keep what those keep.
 """
 
+from typing import Any
+
 import pytest
 
 from memplan.dtypes import DType
@@ -22,7 +24,11 @@ from memplan.model.mixtures import MixtureSpec
 from memplan.model.parameters import ModelPart
 from memplan.sources.models import load_model
 from memplan.training.setup import TrainingSetup
-from memplan.training.splitting.megatron import MegatronLayers
+from memplan.training.splitting.megatron import (
+    MegatronLayers,
+    RecomputeGranularity,
+    RecomputeModule,
+)
 from memplan.training.splitting.parallelism import TensorParallel
 
 # (TP, EP, ranks of each expert), (experts, hidden, width, chosen, tokens) -> kept, highest [bytes]
@@ -40,7 +46,27 @@ MEASURED = [
 def test_a_layer(
     degrees: tuple[int, int, int], sizes: tuple[int, ...], kept: int, highest: int
 ) -> None:
-    (tensor, spread, each), (experts, hidden, width, chosen, tokens) = degrees, sizes
+    walked = walked_layer(degrees, sizes, MegatronLayers(expert_tensor_parallel_size=degrees[-1]))
+    assert (walked.end.total_bytes, walked.peak.total_bytes) == (kept, highest)
+
+
+def test_what_the_experts_activation_gives_is_computed_again() -> None:
+    """``--recompute-modules moe_act``: the second product's input is dropped, a row for every expert that a token has."""
+    degrees, sizes, kept, _ = MEASURED[0]
+    _, _, width, chosen, tokens = sizes
+    settings = MegatronLayers(
+        recompute_granularity=RecomputeGranularity.SELECTIVE,
+        recompute_modules=(RecomputeModule.MOE_ACT,),
+    )
+    walked = walked_layer(degrees, sizes, settings)
+    assert kept - walked.end.total_bytes == tokens * chosen * width * DType.BF16.num_bytes
+
+
+def walked_layer(
+    degrees: tuple[int, int, int], sizes: tuple[int, ...], settings: MegatronLayers
+) -> Any:
+    """Its forward pass."""
+    (tensor, spread, _), (experts, hidden, width, chosen, tokens) = degrees, sizes
     model = load_model(
         {
             "model_type": "mixtral", "hidden_size": hidden, "intermediate_size": width,
@@ -53,10 +79,9 @@ def test_a_layer(
     options = TapeOptions(
         batch_size=1, seq_len=tokens, compute=DType.BF16, weights=DType.BF16, decomposed=True,
         tensor_parallel=group, expert_ranks=spread,
-        megatron=MegatronLayers(expert_tensor_parallel_size=each),
+        megatron=settings,
     )  # fmt: skip
-    assert options.megatron is not None
-    config = TransformerConfig.of(model, options, options.megatron)
+    config = TransformerConfig.of(model, options, settings)
     spec = model.stacks[0].runs[0].layer.feed_forward
     assert isinstance(spec, MixtureSpec)
     tape, layer = Run(options, source="a layer"), MoELayer(config, spec, TRANSFORMER_ENGINE)
@@ -69,8 +94,7 @@ def test_a_layer(
     tape.start("layer", x.record, part=ModelPart.LAYERS)
     made, _ = layer(x)
     tape.finish(made.record)
-    walked = ForwardWalk(tape.segments[1], keep=True).run()
-    assert (walked.end.total_bytes, walked.peak.total_bytes) == (kept, highest)
+    return ForwardWalk(tape.segments[1], keep=True).run()
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ class RegisterEmbeddings(Dinov2Embeddings):
     def add_own(self, config: ConfigReader) -> None:
         """Tokens without a position."""
         super().add_own(config)
-        self.count = config.integer("num_register_tokens", minimum=0)
+        self.count = config.integer("num_register_tokens")
         self.register_tokens = Weight(1, self.count, self.size)
 
     def registered(self, embeddings: Handle) -> Handle:

@@ -209,8 +209,10 @@ class SamVisionEncoder(PictureModel):
         window = config.integer("window_size", minimum=0)
         wide = self.wide_layers(config)
         self.first_wide = min(wide, default=-1)
+        # What a layer is given that masks are made of too has two gradients: it is like none of those behind it.
+        apart = {*wide, self.first_wide + 1} if self.keeps_wide else set()
         kinds = [
-            (0, number * self.keeps_wide) if number in wide else (window, 0)
+            (0 if number in wide else window, number * (number in apart))
             for number in range(config.layers("num_hidden_layers"))
         ]
         self.layers = LayerList(
