@@ -77,8 +77,7 @@ BARS = {
         "peak_backward": 0.001, "peak_step": 0.001, "peak": 0.001,
     },
     BY_BUILD: {"requested_peak": 0.0002, "reserved_peak": 0.035},
-    # PixArt, checkpointed under stage 3, is 3.2 % low; all others are within 0.3 %.
-    BY_ENGINES: {"peak, FSDP2": 0.001, "peak, DeepSpeed ZeRO 2-3": 0.035},
+    BY_ENGINES: {"peak, FSDP2": 0.001, "peak, DeepSpeed ZeRO 2-3": 0.0005},
 }  # fmt: skip
 """The worst that each figure may be off."""
 
@@ -104,7 +103,6 @@ def test_diffusion_transformers(
         assert not found[by].refused
         for figure, bar in bars.items():
             assert found[by].worst(figure)[0] <= bar, (by, figure, found[by].worst(figure))
-    assert found[BY_ENGINES].quantile("peak, DeepSpeed ZeRO 2-3", 0.9) <= 0.003
     assert found[BY_BUILD].quantile("reserved_peak", 0.5) == 0
     tensors, build, engines = (found[by] for by in BARS)
     remember(
