@@ -1,6 +1,7 @@
 """Sweeps over a cluster, in parts, and written so that a killed run goes on: no row lost, none twice."""
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memplan.errors import InputError
+from memplan.cli.cluster import dask_executor
+from memplan.errors import InputError, UsageError
 from memplan.sources.rows_file import NUMBER, RowsFile, read_written
 from tests.conftest import Outcome
 
@@ -126,6 +128,21 @@ def test_what_cannot_be(
     assert outcome.stderr.count("\n") == 1
     assert said in outcome.stderr
     assert held is None or file.read_text(encoding="latin-1") == held, "nothing is lost"
+
+
+def test_a_clusters_client_says_nothing_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of Dask's loggers have a level of their own."""
+    distributed = pytest.importorskip("distributed")
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("nobody")
+
+    own = logging.getLogger("distributed.client")
+    monkeypatch.setattr(distributed, "Client", refused)
+    own.setLevel(logging.WARNING)
+    with pytest.raises(UsageError, match="no scheduler answers"), dask_executor("tcp://x"):
+        pass
+    assert not own.isEnabledFor(logging.ERROR)
 
 
 def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
