@@ -213,6 +213,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         grouped_workspace_bytes=grouped_workspace_bytes(gpu),
         is_ampere=is_ampere(gpu),
         module_hooks=has_module_hooks(setup),
+        layer_hooks=setup.chosen_engine is Engine.FSDP,
         casts_inputs=casts_inputs(setup),
         python_linear=has_python_linear(setup),
         fp8=setup.fp8,

@@ -74,6 +74,8 @@ class TapeOptions(HashedOnce):
     """Checkpointing is selective, by the kernels' policy."""
     module_hooks: bool = False
     """Gradients of modules' inputs go through hooks of the engine."""
+    layer_hooks: bool = False
+    """Those of what layers are given do (FSDP2, ``RegisterPostBackwardFunction``)."""
     casts_inputs: bool = False
     """Every layer casts the floating-point tensors that it is handed (FSDP2, ``cast_forward_inputs``)."""
     python_linear: bool = False

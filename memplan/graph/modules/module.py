@@ -198,9 +198,12 @@ class Module:
         """An argument that it reads several times, or that others read too, where it is given by its place.
 
         An engine's hook sums up the gradients of what it reads before they go on (deepspeed 0.19.8,
-        runtime/zero/parameter_offload.py, ``_post_backward_module_hook``).
+        runtime/zero/parameter_offload.py, ``_post_backward_module_hook``); FSDP2's stands before layers alone
+        (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``RegisterPostBackwardFunction``).
         """
-        return x.aliased() if self.run.options.module_hooks and x.requires_grad else x
+        options = self.run.options
+        is_hooked = options.module_hooks or (options.layer_hooks and not self.within)
+        return x.aliased() if is_hooked and x.requires_grad else x
 
     def is_frozen(self, part: ModelPart, stack: str = "decoder") -> bool:
         """Whether a segment is not trained, of a stack where it is a part of one."""

@@ -11,6 +11,7 @@ of ``_fsdp_param_group.py`` (``unshard``, ``wait_for_unshard``, ``post_backward`
 from functools import cached_property
 
 from memplan.dtypes import DType
+from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tensors import Parameter, allocated_bytes
 from memplan.memory.account import ComponentKind
@@ -26,7 +27,8 @@ from memplan.model.parameters import ModelPart
 from memplan.training.splitting.exchange import ExchangeKind, Hiding
 
 GATHER_STREAM = 1
-_TAIL_HOOK = (0, 0)
+_TAIL_HOOK, _UNIT_HOOK = (0, 0), (1, 0)
+_BEFORE_FIRST = Stops(before_backward={0: [_UNIT_HOOK]})
 _BUFFERS, _GATHERED = ComponentKind.COMMUNICATION_BUFFERS, ComponentKind.GATHERED_PARAMETERS
 _TABLE = "which gathered parameter is where"
 
@@ -40,6 +42,8 @@ class Fsdp2Program(ReducingGradients):
         super().__init__(given, ledger, workspace_bytes=workspace_bytes, rank=rank)
         self.in_tail = False
         """The tail's backward pass has begun."""
+        self.has_ended = False
+        """The backward pass of the layer at hand has come to the hook before what it is given."""
         self.tells_ahead = bool(self.grouped) and self.options.wrapping is Wrapping.TORCHTITAN
         self.kept_all_gather: Block | None = None
 
@@ -228,7 +232,10 @@ class Fsdp2Program(ReducingGradients):
             self._pre_backward(single)
 
     def stops(self, segment: Segment) -> Stops | None:
-        """The tail's hook fires when the gradient of what it returns arrives."""
+        """The tail's hook fires when the gradient of what it returns arrives, that of a layer's arguments before these
+        have theirs."""
+        if self._uses_in(segment, 0):
+            return _BEFORE_FIRST if _hands_arguments_on(segment) else None
         tail = self.tail
         if tail is None or segment.is_layer:
             return None
@@ -243,9 +250,13 @@ class Fsdp2Program(ReducingGradients):
             return None
         return Stops(before_backward={products[-1]: [_TAIL_HOOK]})
 
-    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:  # noqa: ARG002
-        """The tail's backward pass begins, with the last of its modules."""
-        if self.tail is not None and not self.in_tail:
+    def reach(self, segment: Segment, repetition: int, acts: Acts) -> None:
+        """A layer's arguments are to have their gradients; or the tail's backward pass begins, with the last of its
+        modules."""
+        if _UNIT_HOOK in acts:
+            self._post_backwards(segment, repetition)
+            self.has_ended = True
+        elif self.tail is not None and not self.in_tail:
             self.in_tail = True
             self._pre_backward(self.tail)
             self._gather_ahead(self.tail, -1)
@@ -261,16 +272,21 @@ class Fsdp2Program(ReducingGradients):
 
     def after_backward(self, segment: Segment, repetition: int) -> None:
         """Reduce the layer's gradients."""
-        uses = self._uses_in(segment, repetition)
-        if uses:
-            given = segment.input
-            if given is not None and given.requires_grad:
-                for use in reversed(uses):
-                    self._post_backward(use)
+        if self._uses_in(segment, repetition):
+            if not self.has_ended:
+                self._post_backwards(segment, repetition)
+            self.has_ended = False
             return
         ends_tail = self.tail is not None and segment.part is ModelPart.NORM
         if ends_tail and self.tail is not None and not self.units.tied and not self.tail.done:
             self._post_backward(self.tail)
+
+    def _post_backwards(self, segment: Segment, repetition: int) -> None:
+        """Those of the layer's units."""
+        given = segment.input
+        if given is not None and given.requires_grad:
+            for use in reversed(self._uses_in(segment, repetition)):
+                self._post_backward(use)
 
     def end_backward(self) -> None:
         """Units whose input needs no gradient, the root first, are reduced when all is over."""
@@ -286,3 +302,10 @@ class Fsdp2Program(ReducingGradients):
             use.done = False
         self.in_tail = False
         self.order.clear()
+
+
+def _hands_arguments_on(segment: Segment) -> bool:
+    """Whether a layer begins with a node of what it is given beside the hidden states (``Module.behind_hook``)."""
+    first = segment.operations[0]
+    is_node = first.kind is OperationKind.VIEW and bool(first.gradients)
+    return is_node and any(each.storage in segment.external_reads for each in first.inputs)
