@@ -44,6 +44,7 @@ from memplan.training.choices_of_kernels.sdpa import (
     sdpa_support,
     sdpa_way,
 )
+from memplan.training.compilation import Compilation
 from memplan.training.layer_choice import CheckpointedLayers
 from memplan.training.objectives import LogProbabilities
 from memplan.training.precision import PRECISIONS, Engine
@@ -213,7 +214,7 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
         grouped_workspace_bytes=grouped_workspace_bytes(gpu),
         is_ampere=is_ampere(gpu),
         module_hooks=has_module_hooks(setup),
-        layer_hooks=setup.chosen_engine is Engine.FSDP,
+        layer_hooks=_has_layer_hooks(setup),
         casts_inputs=casts_inputs(setup),
         python_linear=has_python_linear(setup),
         fp8=setup.fp8,
@@ -226,6 +227,11 @@ def tape_options(setup: TrainingSetup, gpu: GpuSpec | None) -> TapeOptions:
     )
     how = setup.chosen_quantization
     return options if how is None else _quantized(options, how)
+
+
+def _has_layer_hooks(setup: TrainingSetup) -> bool:
+    """Whether the engine sums up gradients before a layer's arguments; of a compiled layer its own graph does."""
+    return setup.chosen_engine is Engine.FSDP and setup.compile is Compilation.NONE
 
 
 def _inputs(setup: TrainingSetup) -> TapeOptions:

@@ -97,7 +97,7 @@ class ForwardPlayback:
 
     def return_loss(self) -> None:
         """The model has returned, its hooks have run: its outputs but the loss go, and casts."""
-        self._release(self.tape.segments[-1])
+        self._release(self.passes.forward[-1])
         sent = lets_go(self.tape)
         if sent is not None:
             self._free_any(sent)
@@ -132,7 +132,7 @@ class ForwardPlayback:
                 self.output = self._place(output)
         is_done = each.repetitions.stop == segment.repeat
         if is_done and segment is not self.tape.segments[-1]:
-            self._release(segment)
+            self._release(each)
 
     def _cut_as_before(self, each: ForwardPass | BackwardPass, cuts: object) -> None:
         """Forget how a pass was played whose engine stops elsewhere now."""
@@ -230,6 +230,10 @@ class ForwardPlayback:
                     ledger.free(frame.pop(key))
                 elif key in sources:
                     self._free(sources[key])
+                elif key in each.profile.released:
+                    assert isinstance(key, Storage)
+                    self._free_any(key)
+                    notes.is_alike = False
             if acts:
                 notes.stop(Act(ActKind.REACH, number))
                 engine.reach(segment, repetition, acts)
@@ -258,10 +262,12 @@ class ForwardPlayback:
         if script is not None:
             self.scripts[id(each), not repetition] = script
 
-    def _release(self, segment: Segment) -> None:
+    def _release(self, each: ForwardPass) -> None:
         """Let go of what variables held until here."""
         cached = self.tape.cached_once
-        for storage in segment.releases:
+        for storage in each.segment.releases:
+            if storage in each.profile.released:
+                continue
             if storage in cached or not (
                 self.keepers.get(storage, 0) or self._kept_nearby(storage)
             ):

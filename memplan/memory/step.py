@@ -123,7 +123,7 @@ class StepWalk:
         given = segment.input.storage if segment.input is not None else None
         outlives = not begun and given is not None and self._outlives(given)
         if self.transit is None:
-            walk, profile = self.before.forward(segment)
+            walk, profile = self.before.forward(segment, self._let_go_amid(segment))
             if not segment.checkpointed:
                 self.kept_saves[segment] = walk.saves
         else:
@@ -170,6 +170,12 @@ class StepWalk:
         self._lower(Level(other_bytes=casts), loss=False)
         self.cached_casts_bytes += casts
         return repeats
+
+    def _let_go_amid(self, segment: Segment) -> frozenset[Storage]:
+        """What earlier segments made and nothing holds before it ends."""
+        if not segment.released:
+            return _NOTHING
+        return frozenset(each for each in segment.released if not self._kept_after_release(each))
 
     def _release(self, segment: Segment) -> None:
         """Let go of what variables held until here."""

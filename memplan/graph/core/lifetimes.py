@@ -52,6 +52,14 @@ class Lifetimes(Recording):
         """Let a held tensor go at the end of the present segment."""
         self.segment.releases.append(tensor.storage)
 
+    def release_here(self, tensor: Tensor) -> None:
+        """Let a held tensor go behind the latest operation; of a segment that is repeated, at its end."""
+        self.release(tensor)
+        if self.segment.repeat == 1:
+            self.segment.released[tensor.storage] = max(len(self.segment.operations) - 1, 0)
+            self._touches += 1
+            tensor.storage.touched = self._touches
+
     def give_out(self, tensor: Tensor) -> None:
         """Return a tensor beside the loss: it dies with the outputs, once the forward pass is over."""
         self.hold(tensor)

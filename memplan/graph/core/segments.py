@@ -314,7 +314,7 @@ class Segment:
     __slots__ = (
         "beside", "carried", "checkpointed", "compiled", "entered", "external_reads", "external_saves",
         "further_inputs", "further_outputs", "graph_held", "handed_in", "index", "input", "input_away", "input_let_go", "kept_outputs", "layer", "left", "lingering", "logits", "name",
-        "nested", "operations", "output", "parameters", "part", "reads", "regions", "releases", "repeat", "sealed",
+        "nested", "operations", "output", "parameters", "part", "reads", "regions", "released", "releases", "repeat", "sealed",
         "spans", "tied", "unhooked", "unmade",
     )  # fmt: skip
 
@@ -364,6 +364,8 @@ class Segment:
         """Those of them that its operations keep for backward."""
         self.releases: list[Storage] = []
         """Storages of earlier segments that are let go when this one ends."""
+        self.released: dict[Storage, int] = {}
+        """Of those the ones that go before, and the operation behind which each does."""
         self.carried: tuple[Storage, ...] = ()
         """What the model holds of one repetition until the next one ends, kept or not."""
         self.lingering: list[Tensor] = []

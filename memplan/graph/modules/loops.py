@@ -154,7 +154,7 @@ def _move(
     """Places and times behind the loop's turn, by so much as is written down there."""
     size, stop = (loop.stop - loop.start) * loop.more, loop.stop
     kept = {*own}
-    storages = {each.storage for each in _outputs(others)} | {*segment.given}
+    storages = {each.storage for each in _outputs(others)} | {*segment.given, *segment.released}
     for each in storages - kept:
         if each.touched > loop.touches:
             each.touched += loop.each * loop.more
@@ -166,3 +166,4 @@ def _move(
     assert not segment.regions, "attention that is run again, in a layer that has turns"
     if segment.input_let_go is not None and segment.input_let_go >= stop:
         segment.input_let_go += size
+    segment.released = {each: at + size * (at >= stop) for each, at in segment.released.items()}

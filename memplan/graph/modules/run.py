@@ -73,7 +73,10 @@ class Run(Tape):
             self.touch(record)
         elif storage in self._outliving:
             self._outliving.remove(storage)
-            self.release(record)
+            if self._is_open:
+                self.release_here(record)
+            else:
+                self.release(record)
         elif self._is_open and storage in self.segment.given:
             self._touches += 1
             storage.touched = self._touches
@@ -162,8 +165,10 @@ class Run(Tape):
                 x.requires_grad = False
         self.end(seen.get(x, x), [seen.get(each, each) for each in further])
         segment = self.segment
-        if segment.input_let_go == len(segment.operations) - 1:
+        last = len(segment.operations) - 1
+        if segment.input_let_go == last:
             segment.input_let_go = None  # it stays to the end
+        segment.released = {each: at for each, at in segment.released.items() if at != last}
         self._is_open = False
 
     @contextmanager
@@ -258,6 +263,9 @@ def forget(
     segment.regions = [_moved(each, before, sources) for each in segment.regions]
     if segment.input_let_go is not None:
         segment.input_let_go = max(before[segment.input_let_go + 1] - 1, 0)
+    segment.released = {
+        each: max(before[position + 1] - 1, 0) for each, position in segment.released.items()
+    }
     for loop in loops:
         loop.moved(before)
     return sources

@@ -75,16 +75,22 @@ class ForwardProfile:
     """Keys of what was on its way to CPU RAM when it began."""
     leaving: Sequence[object] = ()
     """Keys of what is when it ends, and nothing else holds."""
+    released: frozenset[Storage] = frozenset()
+    """What earlier segments made and variables let go of amid this one; ``end`` counts it still."""
 
 
 class ForwardWalk:
     """Forward over one segment, keeping what backward needs, or (checkpointed) little or nothing.
 
-    ``saves`` counts, for each storage that stays, the operations that keep it.
+    ``saves`` counts, for each storage that stays, the operations that keep it; ``released`` are those of
+    ``Segment.released`` that nothing else holds.
     """
 
-    def __init__(self, segment: Segment, *, keep: bool) -> None:
+    def __init__(
+        self, segment: Segment, *, keep: bool, released: frozenset[Storage] = frozenset()
+    ) -> None:
         self.segment = segment
+        self.released = released
         self.saves: dict[Storage, int] = {}
         if keep:
             for operation in segment.operations:
@@ -103,7 +109,9 @@ class ForwardWalk:
             kept = dict.fromkeys(segment.kept_outputs | segment.handed_in | segment.pinned, 1)
         elif self.segment.regions:
             kept = self._outside_regions()
-        return self._walk(self.segment.operations, kept, present=frozenset())
+        return self._walk(
+            self.segment.operations, kept, present=frozenset(), released=self.released
+        )
 
     def recompute(self) -> ForwardProfile:
         """Walk again what a checkpointed segment runs in its backward pass.
@@ -140,6 +148,7 @@ class ForwardWalk:
         saves: dict[Storage, int],
         *,
         present: frozenset[Storage],
+        released: frozenset[Storage] = frozenset(),
     ) -> ForwardProfile:
         segment = self.segment
         index = segment.index
@@ -152,6 +161,8 @@ class ForwardWalk:
         input_freed = given is not None and given not in saves and not passes
         if input_freed and given is not None and segment.input_let_go is not None:
             dying[segment.input_let_go] = [given]
+        for storage in released:
+            dying.setdefault(segment.released[storage], []).append(storage)
         events: list[Event] = []
         starts: list[int] = []
         for position, operation in enumerate(operations):
@@ -205,8 +216,8 @@ class ForwardWalk:
             for storage in ending:
                 live -= storage.num_bytes
                 events.append((storage, 0))
-                if storage is given:
-                    gone = storage.num_bytes
+                if storage.segment != index:
+                    gone += storage.num_bytes
         starts.append(len(events))
         return ForwardProfile(
             peak=Level(
@@ -220,6 +231,7 @@ class ForwardWalk:
             cached_cast_bytes=cached,
             events=events,
             starts=starts,
+            released=released,
         )
 
 

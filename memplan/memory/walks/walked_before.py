@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from memplan.graph.core.segments import Segment
 from memplan.graph.core.tape import Tape
-from memplan.graph.core.tensors import Parameter, Tensor
+from memplan.graph.core.tensors import Parameter, Storage, Tensor
 from memplan.graph.operations.reduction import Multiprocessors, column_sum_scratch
 from memplan.memory.walks.backward_profile import BackwardProfile, SharedGradient
 from memplan.memory.walks.walk import ForwardProfile, ForwardWalk, Level
@@ -38,12 +38,15 @@ class WalkedBefore:
         self._found = tape.walked
         self._device = device
 
-    def forward(self, segment: Segment) -> tuple[ForwardWalk, ForwardProfile]:
+    def forward(
+        self, segment: Segment, released: frozenset[Storage]
+    ) -> tuple[ForwardWalk, ForwardProfile]:
         """The walk forward."""
-        found: tuple[ForwardWalk, ForwardProfile] | None = self._found.get(segment)
+        key: Hashable = (segment, released) if released else segment
+        found: tuple[ForwardWalk, ForwardProfile] | None = self._found.get(key)
         if found is None:
-            walk = ForwardWalk(segment, keep=not segment.checkpointed)
-            found = self._found[segment] = walk, walk.run()
+            walk = ForwardWalk(segment, keep=not segment.checkpointed, released=released)
+            found = self._found[key] = walk, walk.run()
         return found
 
     def back(
