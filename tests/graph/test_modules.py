@@ -85,6 +85,23 @@ def test_what_has_a_name_outlives_the_segment_that_made_it() -> None:
     run.finish(y.record)
 
 
+def test_what_loses_its_name_amid_a_segment_goes_there() -> None:
+    """But of a segment that is repeated, and behind the last operation, at its end."""
+    for repeat, expected in ((1, 1), (2, None)):
+        run = opened()
+        first, table, x = (empty(run, (2, 8), DType.FP32) for _ in range(3))
+        run.start("second", x.record, part=ModelPart.OTHER, repeat=repeat)
+        y = (x + table) * 2.0
+        storage, last = table.record.storage, first.record.storage
+        del table
+        y = y * 2.0
+        del first
+        run.finish(y.record)
+        assert run.segment.released.get(storage) == expected
+        assert last not in run.segment.released  # behind the last operation
+        assert run.segment.releases == [storage, last]
+
+
 def test_an_input_whose_name_is_bound_anew_is_let_go() -> None:
     run = opened()
     x = empty(run, (2, 8), DType.FP32)
