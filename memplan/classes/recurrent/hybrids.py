@@ -72,6 +72,8 @@ class HybridLayer(LlamaDecoderLayer):
         x = self.input_layernorm(x)
         if self.mixed in self.children:
             x = self.children[self.mixed](x)
+            for each in tables:  # which a checkpoint keeps, read or not
+                self.run.be_handed(each.record)
         else:
             x, weights = self.self_attn(x, tables, mask)
         x = residual + self.branch(x)
@@ -242,7 +244,7 @@ class BambaModel(MixtureModel):
         masks = self.masks(batch, length)
         tables = self.tables(x, positions)
         for layer in self.layer_list:
-            x, _weights = layer(x, tables[None], masks[None])
+            x, _weights = layer(x, tables[None], masks[None], unread=positions)
         x = self.children[self.last](x)
         return x
 

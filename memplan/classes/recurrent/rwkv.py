@@ -13,7 +13,7 @@ from memplan.classes.recurrent.delta_rule import difference
 from memplan.classes.recurrent.mamba import Mixer
 from memplan.dtypes import DType
 from memplan.graph.core.operation_kinds import OperationKind
-from memplan.graph.core.segments import Gradient
+from memplan.graph.core.segments import RESULT, Gradient
 from memplan.graph.core.tensors import allocated_bytes
 from memplan.graph.modules.basic import Embedding, LayerNorm, Linear, fp32_under_autocast
 from memplan.graph.modules.handles import Handle, empty, made_by
@@ -126,12 +126,12 @@ def plus(x: Handle, channels: Handle) -> Handle:
 
 
 def quotient(numerator: Handle, denominator: Handle) -> Handle:
-    """``numerator / denominator``."""
+    """``numerator / denominator``, whose gradient is ``-grad * ((numerator / denominator) / denominator)``."""
     run, made = numerator.run, numerator.run.tensor(numerator.numel, DType.FP32)
-    inputs = numerator.record, denominator.record
+    inputs, each = (numerator.record, denominator.record), made.storage.num_bytes
     run.record(
         OperationKind.DIV, inputs, (made,), saves=inputs, gradients=(Gradient.FRESH,) * 2,
-        backward_scratch_bytes=3 * made.storage.num_bytes,
+        backward_scratch_bytes=(each, each, each, RESULT, ~2, ~1, ~0, RESULT),
     )  # fmt: skip
     return numerator.like(made)
 

@@ -9,6 +9,7 @@ from memplan.fast_dataclass import replace
 from memplan.graph.core.operation_kinds import OperationKind
 from memplan.graph.core.options import TapeOptions
 from memplan.graph.core.segments import Buffer, Operation, Segment, Tiles
+from memplan.graph.core.selecting import is_shared_out, selection_scratch
 from memplan.graph.core.sorting import SortScratch, sorted_as
 from memplan.graph.core.tensors import Parameter, Storage, Tensor, allocated_bytes
 from memplan.model.parameters import LayerBlock, ModelPart, beside_of
@@ -136,6 +137,13 @@ class Recording:
             count, largest_key=largest_key, tile=self.options.sort_tile
         )
         return found
+
+    def selection_scratch(self, rows: int, x: Tensor) -> tuple[int, ...]:
+        """What finding the largest of each row asks for behind its results [bytes]; nothing where one block does."""
+        width = x.numel // rows
+        if not is_shared_out(rows, width):
+            return ()
+        return selection_scratch(rows, width, x.dtype.num_bytes, self.num_multiprocessors)
 
     def has_few_rows(self, num_rows: int) -> bool:
         """Whether the card sums up the gradient of a table with so many rows at once."""

@@ -70,12 +70,12 @@ def _index_scratch(t: Tape, x: Tensor, indices: Tensor, rows: int) -> Sequence[i
     return copy, copy, ~0, copy, copy, copy, sorting
 
 
-def top_k(t: Tape, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_k(t: Tape, x: Tensor, count: int, *, rows: int) -> tuple[Tensor, Tensor]:
     """The largest of each row and where they are: keeps where."""
     values, indices = t.tensor(count, x.dtype), t.tensor(count, DType.INT64)
     scratch = x.storage.num_bytes if t.decomposed else 0
     t.record(
         OperationKind.TOPK, (x,), (values, indices), saves=(indices,), gradients=(Gradient.FRESH,),
-        backward_scratch_bytes=scratch,
+        forward_scratch_bytes=t.selection_scratch(rows, x), backward_scratch_bytes=scratch,
     )  # fmt: skip
     return values, indices

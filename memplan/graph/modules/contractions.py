@@ -21,6 +21,9 @@ def einsum(equation: str, one: Handle, two: Handle) -> Handle:
     given, result = equation.split("->")
     first, second = given.split(",")
     one, two = _under_autocast(one), _under_autocast(two)
+    # Views of their own, in the order of the operands, before either is cut into matrices: the second one's
+    # gradient is handed on first, whichever of them the product takes as its left.
+    one, two = (each.turned(*range(len(each.shape))) for each in (one, two))
     sizes = dict(zip(first + second, one.shape + two.shape, strict=True))
     batch = [each for each in result if each in first and each in second]
     summed = sorted(set(first) & set(second) - set(result))

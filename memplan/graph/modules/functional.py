@@ -80,7 +80,7 @@ def log_softmax(x: Handle, *, widened: bool = True) -> Handle:
 def topk(x: Handle, count: int) -> tuple[Handle, Handle]:
     """The largest of each row, and where they are."""
     shape = *x.shape[:-1], count
-    values, indices = top_k(x.run, x.record, prod(shape))
+    values, indices = top_k(x.run, x.record, prod(shape), rows=prod(shape[:-1]))
     return Handle(x.run, values, shape), Handle(x.run, indices, shape)
 
 
@@ -100,7 +100,10 @@ def best(x: Handle, count: int) -> tuple[Handle, Handle]:
     """``x.topk(count)`` that no gradient passes."""
     shape = *x.shape[:-1], min(count, x.shape[-1])
     values, indices = empty(x.run, shape, x.dtype), empty(x.run, shape, DType.INT64)
-    x.run.record(OperationKind.TOPK, (x.record,), (values.record, indices.record))
+    x.run.record(
+        OperationKind.TOPK, (x.record,), (values.record, indices.record),
+        forward_scratch_bytes=x.run.selection_scratch(prod(shape[:-1]), x.record),
+    )  # fmt: skip
     return values, indices
 
 

@@ -4,6 +4,7 @@ Parameters are split along their first dimension into equal chunks, the last one
 ``_fsdp_param.py``: ``_init_sharded_param``); the figures are rank 0's, whose chunks are full.
 """
 
+from collections.abc import Sequence
 from math import prod
 
 from memplan.dtypes import DType
@@ -208,7 +209,7 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
         if is_layer(segment):
             unit = Unit(segment.name, reshard=reshard is not False, num_copies=segment.num_copies)
             units.layers[segment.index] = unit
-            own = declared.get(segment.index, [])
+            own = children_first(declared.get(segment.index, []))
             unit.parameters = [each for each in own if not is_spread(each)]
             units.of_parameter.update(dict.fromkeys(segment.parameters, unit))
             spread = [each for each in own if is_spread(each)]
@@ -229,6 +230,18 @@ def find_units(tape: Tape, options: Fsdp2Options, formats: UnitFormats) -> Units
     for unit in units.single():
         _find_last_gradient(unit, formats)
     return units
+
+
+def children_first(parameters: Sequence[Parameter], depth: int = 0) -> list[Parameter]:
+    """A module's own parameters behind those of the modules in it, as FSDP2 comes to them (torch 2.13,
+    distributed/fsdp/_fully_shard/_fsdp_init.py, ``_get_managed_modules``)."""
+    own: list[Parameter] = []
+    children: dict[str, list[Parameter]] = {}
+    for each in parameters:
+        path = each.module.split(".") if each.module else []
+        (own if len(path) <= depth else children.setdefault(path[depth], [])).append(each)
+    found = [each for inside in children.values() for each in children_first(inside, depth + 1)]
+    return found + own
 
 
 def whole_unit(parameters: list[Parameter], formats: UnitFormats, *, reshard: bool) -> Unit:

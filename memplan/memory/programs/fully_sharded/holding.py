@@ -243,8 +243,7 @@ class HoldingShards(ShardedProgram[UnitUse]):
                 use.gradient_shards = None
 
     def _last_position(self, use: UnitUse) -> int:
-        last = use.unit.parameters[-1]
-        return self.positions[last, use.copy]
+        return max(self.positions[each, use.copy] for each in use.unit.parameters)
 
     def kept_numel(self, parameter: Parameter) -> int:
         """A chunk of each."""
