@@ -94,8 +94,10 @@ class DeepseekV4GroupedLinear(Module):
         self.weight = Weight(out_features, in_features_per_group, role=role, of_linear=True)
 
     def declare(self, name: str, weight: Weight) -> Parameter:
-        """Its class is not ``torch.nn.Linear`` itself: it is never packed."""
-        return self.run.parameter(name, *weight.shape, role=weight.role)
+        """Its class is not ``torch.nn.Linear`` itself: it is never packed. The product keeps a view of it."""
+        parameter = self.run.parameter(name, *weight.shape, role=weight.role)
+        parameter.viewed = True
+        return parameter
 
     def forward(self, x: Handle) -> Handle:
         batch, length, groups, hidden_dim = x.shape
